@@ -7,6 +7,7 @@
 #   make check     format, lint, types, import direction              1 min
 #   make test      check, then the whole suite                        15 min
 #   make docs      the docs site, into build/site   seconds
+#   make console   the web console that the gateway serves, from console/   seconds
 #   make diagrams  the docs' diagrams, from tools/diagrams   seconds
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
@@ -24,18 +25,18 @@ BIN := $(VENV)/bin
 RUNNING := PATH="$(CURDIR)/$(BIN):$$PATH"
 AS := guest_sdk/assemblyscript
 EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -name '*.ts' \
-	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' \) \
+	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' -o -name 'manifest.json' \) \
 	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp kernel/symphony_kernel/executor/native/source/*.h)
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install system compiled shipped-program demo serve check format test docs diagrams react-run bench fuzz \
+.PHONY: help install system compiled shipped-program console demo serve check format test docs diagrams react-run bench fuzz \
 	schemathesis examples clean
 
 help:
-	@sed -n '2,15s/^# \{0,1\}//p' Makefile
+	@sed -n '2,16s/^# \{0,1\}//p' Makefile
 
 install: system $(VENV)/installed build/toolchains build/native build/compiled
 
@@ -102,7 +103,17 @@ format: $(VENV)/installed
 	@$(RUNNING) ruff check --fix .
 	@$(RUNNING) python tools/example_lines.py --write
 
-test: check build/examples build/native build/compiled
+build/console: console/package-lock.json
+	@echo "== console: what bundles the console (seconds)"
+	@npm ci --prefix console --silent --no-audit --no-fund
+	@mkdir -p build && touch $@
+
+console: build/console
+	@echo "== console: the gateway's web page, whose files are committed (seconds)"
+	@npm run --prefix console --silent check
+	@npm run --prefix console --silent build
+
+test: check build/examples build/native build/compiled build/console
 	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
 	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
 

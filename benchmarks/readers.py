@@ -4,10 +4,11 @@
         [--rest-seconds 60] [--megabytes-max 300] [--json]
 
 A real server with the tiny model. One tenant has a run that sent 7 messages of 1 MiB (zeros, which
-JSON shows six times as long), a KV file, a traced run and a program that sends without end. Of each
-kind of request so many clients ask, with the smallest receive buffer, and never read. Another
-tenant streams completions and follows a live run meanwhile. Each kind has a new server, because
-memory that was used before would be used again.
+JSON shows six times as long), a KV file, a traced run and programs that send megabytes. Of each
+kind of request so many clients ask, with the smallest receive buffer, and never read. Those of
+"drips" read a byte a second, of "tenant-streams" belong to ten tenants, of "detached" start runs
+that have no reader. Another tenant streams completions and follows a live run meanwhile. Each kind
+has a new server, because memory that was used before would be used again.
 
 RSS of each role is sampled four times a second: before, the most while the readers are there, and
 after they have gone and the rest is over. Exits with 1 where a role grows by more than
@@ -28,7 +29,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ from tests.support.server.server import RunningServer, running_server
 from tests.support.worker.guests import main as guest
 
 MESSAGES, MESSAGE_BYTES = 7, 1 << 20
+TENANTS = 10  # of "tenant-streams"
 LOOK_SECONDS = 0.25
 BODY_CLIENTS = 8
 PROBE_SECONDS = 0.005
@@ -54,16 +56,6 @@ BACK_SHARE = 1.10  # of what a role held before, after the rest
 BACK_BYTES = 32 << 20  # or so much above it: Python keeps what small objects had, for the next ones
 _RECEIVE_BYTES = 4_096
 
-SEVEN = wasm(
-    guest(
-        f"""(loop $next
-          (drop (call $send (i32.const 0) (i32.const {MESSAGE_BYTES})))
-          (local.set $n (i32.add (local.get $n) (i32.const 1)))
-          (br_if $next (i32.lt_u (local.get $n) (i32.const {MESSAGES})))) (i32.const 0)""",
-        locals_="(local $n i32)",
-        pages=17,
-    )
-)
 # A message each 50 ms, 20 a second of its input's seconds: the live run of the other tenant.
 TICK = wasm(
     guest(
@@ -77,16 +69,24 @@ TICK = wasm(
     ).replace("{ticks}", "200")
 )
 TICKS = 200
-# 6 MB in messages of 60 kB.
-TALK = wasm(
-    guest(
-        """(loop $next
-          (drop (call $send (i32.const 0) (i32.const 60000)))
-          (local.set $n (i32.add (local.get $n) (i32.const 1)))
-          (br_if $next (i32.lt_u (local.get $n) (i32.const 100)))) (i32.const 0)""",
-        locals_="(local $n i32)",
+
+
+def talker(messages: int, size: int) -> bytes:
+    """Return a program that sends so many messages without a pause."""
+    return wasm(
+        guest(
+            f"""(loop $next
+              (drop (call $send (i32.const 0) (i32.const {size})))
+              (local.set $n (i32.add (local.get $n) (i32.const 1)))
+              (br_if $next (i32.lt_u (local.get $n) (i32.const {messages})))) (i32.const 0)""",
+            locals_="(local $n i32)",
+            pages=1 + size // 65_536,
+        )
     )
-)
+
+
+SEVEN = talker(MESSAGES, MESSAGE_BYTES)
+TALK, SHOUT, MURMUR = talker(100, 60_000), talker(4, MESSAGE_BYTES), talker(250, 16_000)
 
 
 @dataclass
@@ -158,6 +158,12 @@ class Readers:
         client.sendall(request)
         self._open.append(client)
 
+    def take_byte(self) -> None:
+        """Read one byte of each that has some."""
+        for client in self._open:
+            with contextlib.suppress(OSError):  # none now, or it was cut off
+                client.recv(1, socket.MSG_DONTWAIT)
+
     def close(self) -> None:
         """Close all."""
         for client in self._open:
@@ -172,54 +178,64 @@ class Place:
     server: RunningServer
     run: str
     traced: str
+    keys: list[str]  # of the tenants that flood; most kinds need the first only
 
-    def request(self, kind: str) -> bytes:
-        """Return the request of a kind's readers."""
+    def request(self, kind: str, reader: int = 0) -> bytes:
+        """Return the request of a kind's reader, the how manieth of which this is."""
         upgrade = ("Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
                    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n")  # fmt: skip
-        if kind in ("streams", "program-streams"):
-            body = {"model": "tiny", "prompt": "Once", "max_tokens": 400, "n": 4, "logprobs": 5,
-                    "stream": True}  # fmt: skip
-            if kind == "program-streams":
-                body = {"model": "talk", "stream": True}
-            path = "completions" if kind == "streams" else "chat/completions"
-            return self._post(f"/v1/{path}", body)
+        key = self.keys[reader % len(self.keys) if kind == "tenant-streams" else 0]
+        head = f"Host: here\r\nAuthorization: Bearer {key}\r\n"
+        if kind in POSTED:
+            path, body = POSTED[kind]
+            data = json.dumps(body).encode()
+            head += f"Content-Length: {len(data)}\r\n"
+            return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + data
         path, headers = {
             "events": (f"/v1/runs/{self.run}/events", ""),
+            "drips": (f"/v1/runs/{self.run}/events", ""),
             "results": (f"/v1/runs/{self.run}", ""),
             "websockets": (f"/v1/runs/{self.run}/ws", upgrade),
             "event-websockets": (f"/v1/runs/{self.run}/ws?events=1", upgrade),
             "traces": (f"/v1/runs/{self.traced}/trace", ""),
             "downloads": ("/v1/kv/large?download=1", ""),
         }[kind]
-        return f"GET {path} HTTP/1.1\r\n{self._head}{headers}\r\n".encode()
-
-    def _post(self, path: str, body: dict[str, Any]) -> bytes:
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\n{self._head}Content-Length: {len(data)}\r\n\r\n"
-        return head.encode() + data
-
-    @property
-    def _head(self) -> str:
-        return f"Host: here\r\nAuthorization: Bearer {self.server.key}\r\n"
+        return f"GET {path} HTTP/1.1\r\n{head}{headers}\r\n".encode()
 
 
-KINDS = ("events", "results", "websockets", "event-websockets", "downloads", "traces", "streams",
-         "program-streams", "bodies")  # fmt: skip
+POSTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "streams": (
+        "/v1/completions",
+        {"model": "tiny", "prompt": "Once", "max_tokens": 400, "n": 4, "logprobs": 5,
+         "stream": True},
+    ),
+    "program-streams": ("/v1/chat/completions", {"model": "talk", "stream": True}),
+    "tenant-streams": ("/v1/chat/completions", {"model": "talk", "stream": True}),
+    "large-streams": ("/v1/chat/completions", {"model": "shout", "stream": True}),
+    "detached": ("/v1/programs/shout/runs?detach=1", {}),
+    "detached-small": ("/v1/programs/murmur/runs?detach=1", {}),
+}  # fmt: skip
+KINDS = ("events", "results", "websockets", "event-websockets", "downloads", "traces", "drips",
+         *POSTED, "bodies")  # fmt: skip
 
 
 async def furnish(server: RunningServer) -> Place:
     """Make what readers ask for."""
+    keys = [server.key, *[await server.add_tenant(f"more-{n}") for n in range(1, TENANTS)]]
+    for key in keys:
+        async with Client(server.url, key) as client:
+            await client.upload(TALK, "talk")
     async with server.client() as client:
         await client.upload(SEVEN, "seven")
         await client.upload(TICK, "tick")
-        await client.upload(TALK, "talk")
+        await client.upload(SHOUT, "shout")
+        await client.upload(MURMUR, "murmur")
         run = (await client.run("seven"))["id"]
         traced = (await client.run("tick", trace=True))["id"]
         tokens = (np.arange(1_000) % 100).astype(np.uint32)
         file = save({"tokens": tokens, "positions": np.arange(1_000, dtype=np.int32)})
         await client.kv_upload("large", file, rebuild=True)
-    return Place(server, run, traced)
+    return Place(server, run, traced, keys)
 
 
 class Other:
@@ -265,9 +281,9 @@ class Other:
             self._found.broken += 1
 
 
-async def ask_all(readers: Readers, request: bytes, count: int) -> None:
-    """Open so many readers, as fast as they come through."""
-    for number in range(count):
+async def ask_all(readers: Readers, requests: Iterable[bytes]) -> None:
+    """Open a reader for each request, as fast as they come through."""
+    for number, request in enumerate(requests):
         await asyncio.to_thread(readers.ask, request)
         if number % 20 == 19:
             await asyncio.sleep(0.01)
@@ -335,7 +351,10 @@ async def measure(
         floods = (flood(server, end, *body, found) for body in bodies * (BODY_CLIENTS // 2))
         await asyncio.gather(sampling, *floods)
     else:
-        await ask_all(readers, place.request(kind), given.readers)
+        await ask_all(readers, [place.request(kind, n) for n in range(given.readers)])
+        while kind == "drips" and not sampling.done():
+            await asyncio.to_thread(readers.take_byte)
+            await asyncio.sleep(1.0)
         await sampling
     async with server.admin() as admin:
         found.cut = (await admin.statistics())["gateway"]["slow_readers"]

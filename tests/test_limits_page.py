@@ -47,6 +47,7 @@ WORKINGS = {
     ("gateway/egress/mcp/server", "_REASON_MAX"), ("gateway/runs/service", "_REASON_MAX"),
     ("gateway/errors", "_NAME_SHOWN_MAX"), ("gateway/openai/errors", "_SHOWN_MAX"),
     ("gateway/runs/trace", "_CALL_NAME_MAX"), ("compiler/validation", "_PROBLEM_MAX"),
+    ("gateway/http/program_values", "_SHOWN_MAX"),
     # What an operator has of a suspended or deleted tenant, and of the audit log.
     ("gateway/tenancy/administration", "_END_SECONDS_MAX"),
     ("gateway/tenancy/deletion", "_END_SECONDS_MAX"),

@@ -27,6 +27,7 @@ from symphony_runtime.gateway.openai.requests import bodies
 from symphony_runtime.gateway.openai.requests.tasks import EmbeddingBody
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[tuple[int, str]]]  # path, body -> status, answer
+Page = Callable[[Ask], Awaitable[str]]
 EFFECT, NOTHING, REFUSED = "with effect", "without effect", "refused"
 _HEAD = """# Fields of the OpenAI routes
 
@@ -148,12 +149,15 @@ _RESPONSES: dict[str, list[Probe]] = {
     **_GENERATION,
     "n": _values(1, 2),
     "background": _values(False, True),
-    "include": _values([], ["message.output_text.logprobs"]),
+    "include": _values(
+        [], ["reasoning.encrypted_content"], ["message.output_text.logprobs"], ["other"]
+    ),
     "instructions": _values("Code"),
     "max_output_tokens": _values(3),
     "max_tokens": _with(3, max_output_tokens=None),
     "max_tool_calls": _values(1),
-    "previous_response_id": _values("resp_1"),
+    "conversation": _values("conv_1"),
+    "previous_response_id": _values(f"resp_{'0' * 24}"),
     "reasoning": _values({}, {"effort": "low"}),
     "stream_options": _with({"include_obfuscation": False}, stream=True, max_output_tokens=1),
     "text": _values({"format": {"type": "text"}}, {"format": {"type": "json_object"}}),
@@ -204,7 +208,10 @@ ROUTES = (
 )
 _ANY = [Probe({"any": "thing"})]
 # What answers to equal requests differ in.
-_IDS = re.compile(r'"(?:cmpl|chatcmpl|resp|msg|embd)[-_]\w+"|"created(?:_at)?":\d+')
+_IDS = re.compile(
+    r'"(?:cmpl|chatcmpl|resp|msg|embd|toolu)[-_]\w+"|"created(?:_at)?":\d+'
+    r'|"input_tokens":\d+,"cache_creation_input_tokens":\d+,"cache_read_input_tokens":\d+'
+)
 
 
 # --- What a server does --------------------------------------------------------------------------
@@ -229,11 +236,13 @@ async def found(ask: Ask, route: Route, name: str) -> str:
 async def _outcome(ask: Ask, route: Route, name: str, probe: Probe) -> str:
     usual = {**route.request, **probe.others}
     status, answer = await ask(route.path, {**usual, name: probe.value})
-    if status == 400:
+    if status in (400, 404):
         error = json.loads(answer)["error"]
-        if error["param"] != name and f"`{name}`" not in error["message"]:
+        # Anthropic's shape has no `param`: its message says all.
+        named = error["param"] == name if "param" in error else name in error["message"]
+        if not named and f"`{name}`" not in error["message"]:
             raise AssertionError(f"{route.path}: the refusal of {name} does not name it: {answer}")
-        return REFUSED
+        return REFUSED if status == 400 else EFFECT  # 404: what it names was looked up
     before, without = await ask(route.path, usual)
     if (status, before) != (200, 200):
         raise AssertionError(f"{route.path} with {name}: {status} {answer}, {before} {without}")
@@ -243,13 +252,17 @@ async def _outcome(ask: Ask, route: Route, name: str, probe: Probe) -> str:
 async def fields_page(ask: Ask) -> str:
     """Return the page."""
     parts = [_HEAD.format(version=version("openai"))]
-    for route in ROUTES:
-        parts.append(f"\n## `{route.path}`\n\n| field | |\n| --- | --- |\n")
-        for name, theirs in route.fields():
-            words = await found(ask, route, name)
-            parts.append(f"| `{name}`{'' if theirs else ' (*only here*)'} | {words} |\n")
-    parts.append(_others())
-    return "".join(parts)
+    parts += [await fields_table(ask, route) for route in ROUTES]
+    return "".join([*parts, _others()])
+
+
+async def fields_table(ask: Ask, route: Route) -> str:
+    """Return the part of a page about one route."""
+    lines = [f"\n## `{route.path}`\n\n| field | |\n| --- | --- |\n"]
+    for name, theirs in route.fields():
+        words = await found(ask, route, name)
+        lines.append(f"| `{name}`{'' if theirs else ' (*only here*)'} | {words} |\n")
+    return "".join(lines)
 
 
 def _others() -> str:
@@ -262,7 +275,7 @@ def _others() -> str:
     return f"""
 ## On every route
 
-Without effect, with any value: {ignored}.
+Without effect with any value, where the tables above do not say more: {ignored}.
 
 Without effect with these values, and refused with others, where the tables above do not say more:
 
@@ -277,20 +290,21 @@ async def ask_server(session: aiohttp.ClientSession, path: str, body: Any) -> tu
         return response.status, await response.text()
 
 
-async def _page_of(url: str, key: str) -> str:
+async def _page_of(page: Page, url: str, key: str) -> str:
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:
-        return await fields_page(lambda path, body: ask_server(session, path, body))
+        return await page(lambda path, body: ask_server(session, path, body))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(page: Page, doc: str) -> int:
+    """Print the page that a server's answers make."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8700")
     parser.add_argument("--key", required=True)
     options = parser.parse_args()
-    sys.stdout.write(asyncio.run(_page_of(options.url, options.key)))
+    sys.stdout.write(asyncio.run(_page_of(page, options.url, options.key)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(fields_page, __doc__))

@@ -51,6 +51,7 @@ from symphony_kernel.platform.cpu_pressure import CpuPressure
 from symphony_kernel.platform.event_loop import PreciseTimerLoop
 from symphony_kernel.platform.interpreter import settle, take_short_turns
 from symphony_kernel.platform.log_format import log_to_stderr
+from symphony_kernel.platform.malloc import trim_regularly
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.limits import (
     BESIDE_STEPS_SHARE,
@@ -265,6 +266,7 @@ def main() -> int:
         _log.error("%s", error)
         return 2
     take_short_turns()
+    trim_regularly()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(boot(configuration))

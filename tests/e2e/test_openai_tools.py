@@ -300,6 +300,29 @@ def test_message_that_continues_is_the_answers_beginning(client: openai.OpenAI) 
     assert answer.choices[0].message.content != ended.choices[0].message.content
 
 
+@pytest.mark.parametrize("family", ["hermes"], indirect=True)
+@pytest.mark.parametrize(
+    "text", ['<[4094]> "what time?" <[4095]> "I look."', '<[4094]> "what time?"', '"I look."']
+)
+def test_reasoning_tokens_are_those_up_to_the_reasonings_end(
+    family: tuple[str, openai.OpenAI], text: str
+) -> None:
+    _, client = family
+    asked: dict[str, Any] = {**WANTED, "extra_body": {"guided_grammar": f"start: {text}"}}
+    (choice,), usage = (answer := chat(client, ASKED, **asked, logprobs=True)).choices, answer.usage
+    tokens = [token.token for token in choice.logprobs.content]
+    ended = tokens.index("</think>") + 1 if "</think>" in tokens else len(tokens)
+    reasoning = ended if "<think>" in tokens else 0
+    assert usage.completion_tokens_details.reasoning_tokens == reasoning
+    more: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    (counted,) = [chunk.usage for chunk in chat(client, ASKED, **asked, **more) if chunk.usage]
+    assert counted.completion_tokens_details.reasoning_tokens == reasoning
+    wanted = {**RESPONSE_WANTED, "extra_body": {**asked["extra_body"], "seed": 3}}
+    response = respond(client, "Is it warm?", **wanted)
+    assert response.usage.output_tokens_details.reasoning_tokens == reasoning
+    assert client.responses.retrieve(response.id).usage == response.usage
+
+
 # --- Responses -----------------------------------------------------------------------------------
 RESPONSE_TOOLS: Any = [{"type": "function", **function} for function in (WEATHER, TIME)]
 RESPONSE_WANTED: dict[str, Any] = {

@@ -116,7 +116,9 @@ def test_readme_real_model_answers(model_server: RunningServer, tmp_path: Path) 
     assert json.loads(said)["choices"][0]["message"]["role"] == "assistant"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/get-started/openai.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/get-started/openai.md", "docs/get-started/anthropic.md"]
+)
 def test_page_openai_client_gets_an_answer(
     server: RunningServer, tmp_path: Path, name: str
 ) -> None:

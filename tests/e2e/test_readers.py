@@ -27,7 +27,7 @@ async def test_stalled_readers_are_cut_off_and_cost_little(tmp_path: Path) -> No
             before = most = resident("gateway", pids["gateway"])
             readers = Readers(server.url)
             for kind in KINDS:
-                await ask_all(readers, place.request(kind), READERS)
+                await ask_all(readers, [place.request(kind)] * READERS)
                 most = max(most, resident("gateway", pids["gateway"]))
             end = time.monotonic() + 12
             cut = 0

@@ -12,6 +12,7 @@ import pytest
 from symphony_runtime.abi import table
 from symphony_runtime.cli import projects
 from symphony_runtime.cli.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
+from symphony_runtime.compiler.manifest import read_manifest
 from wasmtime import Engine, FuncType, Module
 
 from tests.support.assemblyscript import ROOT, SDK
@@ -273,6 +274,18 @@ def test_build_with_a_broken_manifest_says_so(manifest: str, words: str, tmp_pat
     (tmp_path / "Cargo.toml").write_text(manifest)
     with pytest.raises(ProjectError, match=words):
         build(tmp_path)
+
+
+def test_build_puts_the_manifest_into_the_module(tmp_path: Path) -> None:
+    crate(tmp_path, "")
+    (tmp_path / "manifest.json").write_text('{"description": "d"}')
+    assert read_manifest(build(tmp_path).read_bytes()) == ('{"description":"d"}', [])
+    (tmp_path / "manifest.json").write_text('{"input_schema": {"type": "text"}}')
+    with pytest.raises(ProjectError, match=r"manifest\.json:\nthe manifest: `input_schema/type`"):
+        build(tmp_path)
+    example = json.loads((EXAMPLES / "best_of_n" / "manifest.json").read_text())
+    module = built(EXAMPLES / "best_of_n").read_bytes()  # in AssemblyScript
+    assert json.loads(read_manifest(module)[0]) == example
 
 
 def test_build_of_a_folder_without_a_project_says_so(tmp_path: Path) -> None:

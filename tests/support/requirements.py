@@ -22,6 +22,7 @@ NEEDS = {
     "cgroup": "the right to make a cgroup with a limit of memory",
     "chromium": "Chromium",
     "compiled": "a machine that compiles the kernel's modules with mypyc",
+    "console": "what bundles the console, which `make console` installs",
     "containment": "every layer that contains a worker: seccomp, Landlock, namespaces, limits",
     "cores": "two processors or more",
     "curl": "the program curl",

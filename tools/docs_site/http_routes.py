@@ -16,6 +16,7 @@ This page is made from the OpenAPI document, which a server answers at `/openapi
 _KEYS = {"key": "a tenant's key", "adminKey": "an operator's key"}
 _GROUPS = (
     ("OpenAI routes", ("/v1/models", "/v1/completions", "/v1/chat", "/v1/responses")),
+    ("Anthropic routes", ("/v1/messages",)),
     ("Programs", ("/v1/programs",)),
     ("Runs", ("/v1/runs",)),
     ("KV files", ("/v1/kv",)),

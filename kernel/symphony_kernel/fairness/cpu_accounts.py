@@ -93,17 +93,16 @@ class Accounts:
         return account.left < 0.0
 
     def is_ahead(self, tenant: str, now: float) -> bool:
-        """Whether an active tenant has lately had notably less than this one."""
+        """Whether an active tenant has had notably less than this one, lately or on credit."""
         self._share(tenant, now)
         accounts = self._accounts
-        had = [
-            accounts[name].recent(now) / weight if name in accounts else 0.0
-            for name, weight in self._active.items()
-        ]
-        mine = accounts.get(tenant)
-        if mine is None:
+        if tenant not in accounts:
             return False
-        return mine.recent(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
+        had = {
+            name: self._had(name, accounts[name], now) / weight if name in accounts else 0.0
+            for name, weight in self._active.items()
+        }
+        return had[tenant] > _AHEAD_TIMES * min(had.values())
 
     def empty_seconds(self, tenant: str, now: float) -> float:
         """Return the seconds until its share has paid, if it costs nothing from now on."""
@@ -113,6 +112,16 @@ class Accounts:
         share *= self._processors
         lacks = share * _RELEASE_SECONDS - account.left - (now - account.at) * share
         return lacks / share if lacks > 1e-9 else 0.0
+
+    def _had(self, tenant: str, account: _Account, now: float) -> float:
+        """Return the seconds that a tenant has had lately, and those that it owes."""
+        return account.recent(now) + max(-self._left(tenant, account, now), 0.0)
+
+    def _left(self, tenant: str, account: _Account, now: float) -> float:
+        """Return the seconds that an account holds now."""
+        weight = self._weight(tenant)
+        total = self._total if tenant in self._active else self._total + weight
+        return account.left + (now - account.at) * weight / total * self._processors
 
     def _share(self, tenant: str, now: float) -> float:
         if now - self._refreshed > _ACTIVE_SECONDS:
@@ -126,17 +135,17 @@ class Accounts:
     def _refresh(self, now: float) -> None:
         """Update the active tenants; forget accounts that are old and owe nothing."""
         self._refreshed, since = now, now - RECENT_SECONDS
-        self._accounts = {
-            name: account
-            for name, account in self._accounts.items()
-            if account.at > (since if account.left >= 0.0 else now - 4 * _DEBT_SECONDS)
-        }
         weight = self._weight
         active = {name: weight(name) for name in self._others(now)}
         for name, account in self._accounts.items():
             if account.at > since and name not in active:
                 active[name] = weight(name)
         self._active, self._total = active, sum(active.values())
+        self._accounts = {
+            name: account
+            for name, account in self._accounts.items()
+            if account.at > since or (active and self._left(name, account, now) < 0.0)
+        }
 
 
 class CpuAccounts:

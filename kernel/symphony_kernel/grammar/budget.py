@@ -1,9 +1,8 @@
 """Memory budgets of compiled grammars: for each tenant, for all, and a lower one for idle ones.
 
-    built or used -> over a budget -> the least recently used one is released -> malloc_trim
+    built or used -> over a budget -> the least recently used one is released -> `sweep`
 
-A released grammar keeps its text and is compiled again when it is used. The allocator keeps freed
-memory between live blocks, so it is trimmed after large releases.
+A released grammar keeps its text and is compiled again when it is used.
 """
 
 import asyncio
@@ -19,8 +18,6 @@ from symphony_kernel.protocol.limits import (
 
 _CHECK_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 20.0  # without use
-_TRIM_BYTES: Final = 16 << 20  # released since the last trim
-_TRIMS: Final = 3  # checks with a trim each: texts under way release memory a little later
 
 
 class GrammarFootprint(Protocol):
@@ -39,40 +36,41 @@ class GrammarBudget:
     def __init__(
         self,
         built: Callable[[], Mapping[str, Sequence[GrammarFootprint]]],
-        free_memory: Callable[[], None],
+        sweep: Callable[[], None],
         weight: Callable[[str], float],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`built` returns built grammars by tenant; `free_memory` trims the allocator.
+        """`built` returns built grammars by tenant; `sweep` frees what released ones have left.
 
         `weight` returns a tenant's weight. Above the total budget, the tenant with the most memory
         for its weight loses grammars.
         """
-        self._built, self._free_memory, self._now = built, free_memory, now
+        self._built, self._sweep, self._now = built, sweep, now
         self._weight = weight
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._most = 0  # bytes, since the last trim
-        self._trims = 0  # that are due
         self.held_bytes = 0
 
     def enforce(self) -> None:
         """Enforce all budgets, and schedule the next check."""
         tenants = self._built()
         held = {tenant: _held(grammars) for tenant, grammars in tenants.items()}
+        most = max(self.held_bytes, sum(held.values()))
         for tenant, grammars in tenants.items():
             held[tenant] -= _release(grammars, held[tenant] - TENANT_GRAMMAR_BYTES_MAX)
         everything = [each for grammars in tenants.values() for each in grammars]
         while (over := sum(held.values()) - GRAMMAR_BYTES_MAX) > 0:
-            most = max(held, key=lambda tenant: held[tenant] / self._weight(tenant))
-            gone = _release(tenants[most], min(over, held[most]))
+            tenant = max(held, key=lambda tenant: held[tenant] / self._weight(tenant))
+            gone = _release(tenants[tenant], min(over, held[tenant]))
             if not gone:
                 break
-            held[most] -= gone
+            held[tenant] -= gone
         idle = [each for each in everything if self._now() - each.used > _IDLE_SECONDS]
         _release(idle, _held(idle) - GRAMMAR_IDLE_BYTES_MAX)
-        self._trim(_held(everything))
-        if self._timer is None and (tenants or self._trims) and not self._closed:
+        self.held_bytes = _held(everything)
+        if self.held_bytes < most:
+            self._sweep()
+        if self._timer is None and tenants and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
 
     def close(self) -> None:
@@ -83,15 +81,6 @@ class GrammarBudget:
     def _check(self) -> None:
         self._timer = None
         self.enforce()
-
-    def _trim(self, held: int) -> None:
-        self.held_bytes = held
-        self._most = max(self._most, held)
-        if self._most - held >= _TRIM_BYTES:
-            self._most, self._trims = held, _TRIMS
-        if self._trims:
-            self._trims -= 1
-            self._free_memory()
 
 
 def _held(grammars: Sequence[GrammarFootprint]) -> int:

@@ -24,7 +24,6 @@ from symphony_kernel.grammar.budget import GrammarBudget
 from symphony_kernel.grammar.checker import Checker, CheckerFault
 from symphony_kernel.grammar.matcher_cache import MatcherCache
 from symphony_kernel.grammar.source import GrammarError, compile_grammar, make_tokenizer
-from symphony_kernel.platform.malloc import trim
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BUILD_MS_MAX,
@@ -210,7 +209,7 @@ class GrammarCompiler:
         self._live: dict[str, WeakSet[Grammar]] = {}  # by tenant
         self._queues: dict[str, deque[_Job]] = {}
         self._thread: ThreadPoolExecutor | None = None
-        self._budget = GrammarBudget(self._built_by_tenant, self._free_memory, weight)
+        self._budget = GrammarBudget(self._built_by_tenant, self._sweep_kept, weight)
         self._running = self._closed = False
         self._kept = MatcherCache()
 
@@ -384,15 +383,10 @@ class GrammarCompiler:
             if (built := [grammar for grammar in live if grammar.generation is not None])
         }
 
-    def _free_memory(self) -> None:
-        """Return free memory to the system, in the thread."""
-
-        def free() -> None:
-            self._kept.sweep()
-            trim()
-
+    def _sweep_kept(self) -> None:
+        """Free the matchers of released grammars, in the thread."""
         if not self._closed:
-            self._start_thread().submit(free)
+            self._start_thread().submit(self._kept.sweep)
 
     def _add(self, tenant: str, grammar: Grammar) -> Grammar:
         self._live.setdefault(tenant, WeakSet()).add(grammar)

@@ -153,8 +153,20 @@ _TENANT: Final = (
           "kernel", "they are moved to disk, or recomputed", least=0),
     Limit("kv_disk_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries in the disk tier",
           "kernel", "they are recomputed", least=0),
+    Limit("file_bytes", Scope.TENANT, n.FILE_BYTES_MAX, 8 << 30, "bytes of an uploaded file",
+          "gateway", "413"),
+    Limit("files", Scope.TENANT, n.TENANT_FILES_KEPT_MAX, 1 << 20,
+          "files kept: uploaded ones, and results of batches", "gateway",
+          "429; batches wait"),
+    Limit("files_kept_bytes", Scope.TENANT, n.TENANT_FILES_KEPT_BYTES_MAX, 1 << 50,
+          "bytes of these files", "gateway", "429; batches wait"),
+    Limit("live_batches", Scope.TENANT, n.TENANT_BATCHES_LIVE_MAX, 1 << 12,
+          "batches that have not ended", "gateway", "429"),
+    Limit("batch_requests", Scope.TENANT, n.TENANT_BATCH_REQUESTS_MAX, 1 << 12,
+          "requests of its batches that run at once", "gateway", "the next ones wait"),
     Limit("disk_bytes", Scope.TENANT, None, 1 << 50,
-          "bytes in the data directory: programs and their machine code, runs, KV files, secrets; "
+          "bytes in the data directory: programs and their machine code, runs, KV files, uploaded "
+          "files, secrets; "
           "without a value at most as many as the tenant leaves for others; and as many of KV "
           "pages in the disk tier", "kernel, gateway",
           "429; killed: `disk limit`", least=0),

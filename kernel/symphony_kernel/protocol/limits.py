@@ -170,8 +170,12 @@ RUN_TICKETS_MAX = 8_192  # live ones of one instance
 RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has not taken
 RUN_PRIORITY_MAX = 7  # each level doubles a run's share of its tenant's service
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
-SEND_WINDOW_BYTES = 256 << 10  # sent and not yet taken by a connected reader
-CREDIT_BYTES_MIN = SEND_WINDOW_BYTES // 8  # taken, before the gateway tells the worker
+SEND_WINDOW_BYTES = 64 << 10  # sent and not yet taken by a connected reader
+SEND_AT_ONCE_BYTES_MAX = SEND_WINDOW_BYTES // 4  # of a message: a larger one waits for memory
+# Of such messages in the gateway that are not stored yet, of all tenants. One tenant may hold as
+# many bytes as it leaves to the others.
+LARGE_SENDS_BYTES_MAX = 64 << 20
+CREDIT_BYTES_MIN = SEND_WINDOW_BYTES // 4  # taken, before the gateway tells the worker
 
 WAITS_TOLD_MS = 50  # of waiting for egress, before the worker tells the kernel
 
@@ -208,6 +212,11 @@ PROGRAM_GLOBALS_MAX = 4_096  # likewise
 PROGRAM_NAMES_BYTES_MAX = 128 << 10  # of its imports, and of its exports
 PROGRAM_ELEMENTS_BYTES_MAX = 512 << 10  # of the initial elements of its tables
 PROGRAM_FUNCTIONS_CEILING = 200_000  # that an operator may allow
+PROGRAM_MANIFEST_BYTES_MAX = 32 << 10  # of the section symphony.manifest
+SCHEMA_DEPTH_MAX = 32  # of schemas within schemas in a manifest
+SCHEMA_STEPS_MAX = 200_000  # of one check of a value; a keyword at a value is one, about
+MCP_SESSION_CHARACTERS_MAX = 128  # of a session id; a longer one cancels nothing
+MCP_PROGRESS_BYTES_MAX = 4_096  # of a message that a progress notification repeats
 TENANT_PROGRAMS_MAX = 1_000  # kept, and as many names of them: past it 429
 TENANT_PROGRAMS_KEPT_BYTES_MAX = 2 << 30  # of their modules, likewise
 COMPILE_CPU_SECONDS_MAX = 30
@@ -295,6 +304,26 @@ OPENAI_INPUTS_MAX = 2_048  # texts of a request for embeddings, scores or ranks
 GUIDED_CHOICES_MAX = 1_024  # of `guided_choice`
 OPENAI_COMPILES_WAIT_MS_MAX = 10_000  # for which a request's schema is retried at EAGAIN: then 503
 
+# --- Files and batches of requests (gateway) -----------------------------------------------------
+FILE_BYTES_MAX = 200 << 20  # of an uploaded file: past it 413
+TENANT_FILES_KEPT_MAX = 1_000  # uploaded, and of batches' results: past it 429
+TENANT_FILES_KEPT_BYTES_MAX = 2 << 30  # likewise
+FILE_NAME_CHARACTERS_MAX = 255  # of an uploaded file
+FORM_FIELDS_MAX = 16  # of an upload
+FORM_FIELD_BYTES_MAX = 1_024  # of each but its file
+FILE_KEPT_SECONDS_MIN = 3_600  # of `expires_after`
+FILE_KEPT_SECONDS_MAX = 30 * 86_400  # likewise
+BATCH_LINES_MAX = 50_000  # of an input file
+BATCH_LINE_BYTES_MAX = 1 << 20  # of one of them
+BATCH_CUSTOM_ID_CHARACTERS_MAX = 512  # of its name
+BATCH_SECONDS_MAX = 86_400  # after which a batch expires
+BATCH_ERRORS_MAX = 50  # that a batch shows of its input file
+BATCH_REQUEST_FAILURES_MAX = 4  # of one request by the server, before its error is the result
+BATCH_RESUMES_MAX = 10  # after deaths of its gateway, without a result in between
+TENANT_BATCHES_LIVE_MAX = 32  # batches that have not ended: past it 429
+TENANT_BATCH_REQUESTS_MAX = 8  # of all its batches, that run at once
+TENANT_BATCHES_KEPT_MAX = 1_000  # ended ones; above it the oldest are deleted
+
 # --- Egress (gateway): tools and http ------------------------------------------------------------
 TENANT_OUTSIDE_CALLS_MAX = 512  # of one tenant under way: past it EAGAIN
 OUTSIDE_ITEMS_MAX = 4_096  # of one list or map in a program's request
@@ -355,5 +384,6 @@ assert PRED_TREE_TOKENS_MAX <= STEP_TOKENS_MAX, "a tree must fit into one step"
 assert PRED_RESULT_BYTES_MAX <= RUN_RESULT_BYTES_MAX
 assert GUEST_STACK_BYTES < FIBER_STACK_BYTES
 assert MESSAGE_BYTES_MAX <= RUN_INBOX_BYTES_MAX
+assert MESSAGE_BYTES_MAX <= LARGE_SENDS_BYTES_MAX // 2
 assert PRED_RESULT_BYTES_MAX + REPLIES_BYTES_MAX < FRAME_BYTES_MAX
 assert PRED_RESULT_BYTES_MAX < WORKER_FRAME_BYTES_MAX < FRAME_BYTES_MAX

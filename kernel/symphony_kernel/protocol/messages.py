@@ -143,7 +143,8 @@ class Ask(Message):
     "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
     "waiting" {}, "forget_prefixes" {tenant} -> pages, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
-    {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
+    {instance, module, entries}; "send" {instance, bytes} -> 0, once the gateway has memory for
+    a message of so many bytes; "channel_send" {instance, name, item} -> 0;
     "channel_recv" {instance, name} -> bytes; "tool" and "http" {instance,
     request}, "tools" {instance} -> bytes, as in the ABI.
     """
@@ -200,7 +201,7 @@ class Spent(Message):
     """Processor time that a worker or the gateway has spent: [[instance, microseconds], ...].
 
     One instance may stand for others of its tenant. For compilers and commits, the gateway gives
-    the tenant's name instead of an instance.
+    the tenant's name instead of an instance. [tenant, 0] asks whether to throttle a tenant.
     """
 
     times: list[Any]
@@ -208,7 +209,10 @@ class Spent(Message):
 
 @_message(13)
 class Pace(Message):
-    """Throttles a tenant for `ms`: its instances in a worker, its compilers at the gateway."""
+    """Throttles a tenant for `ms`: its instances in a worker, its compilers at the gateway.
+
+    The peer asks at the end of that time. 0 releases the tenant.
+    """
 
     tenant: str
     ms: int

@@ -14,6 +14,10 @@ from symphony_runtime.compiler.module_outline import (
     read_number,
     read_sections,
     read_text,
+    write_custom,
+    write_number,
+    write_section,
+    write_text,
 )
 from symphony_runtime.engine.source_lines import SECTION, pack_lines
 
@@ -33,10 +37,10 @@ def name_own_functions(wasm: bytes, source_map: str) -> bytes:
         if title == "name":
             names = _own_names(wasm, inside, at + size, [_stem(source) for source in own])
         if title not in _REPLACED:
-            kept.append(_section(section, wasm[at : at + size]))
+            kept.append(write_section(section, wasm[at : at + size]))
     sources = [source if source in own else "" for source in parsed["sources"]]
     lines = pack_lines(_read_places(sources, parsed["mappings"]))
-    kept += [_custom("name", names), _custom(SECTION, lines)]
+    kept += [write_custom("name", names), write_custom(SECTION, lines)]
     return b"".join(kept)
 
 
@@ -80,28 +84,6 @@ def _own_names(wasm: bytes, at: int, end: int, stems: list[str]) -> bytes:
             name, place = read_text(wasm, place)
             stem = next((stem for stem in stems if name.startswith(stem)), "")
             if stem:
-                kept.append(_number(index) + _text(name.removeprefix(stem)))
+                kept.append(write_number(index) + write_text(name.removeprefix(stem)))
         at = inside + size
-    return _section(_FUNCTIONS, _number(len(kept)) + b"".join(kept))
-
-
-def _custom(title: str, content: bytes) -> bytes:
-    return _section(CUSTOM, _text(title) + content)
-
-
-def _section(number: int, content: bytes) -> bytes:
-    return bytes([number]) + _number(len(content)) + content
-
-
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return _number(len(data)) + data
-
-
-def _number(value: int) -> bytes:
-    """Return a number in LEB128."""
-    data = bytearray()
-    while value > 127:
-        data.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*data, value])
+    return write_section(_FUNCTIONS, write_number(len(kept)) + b"".join(kept))

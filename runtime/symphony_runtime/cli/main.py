@@ -50,6 +50,7 @@ _REMEDIES = {
     "gateway": "`symphony admin gateways list` lists them",
 }
 _LEVELS = ("debug", "info", "warning", "error")
+_DESCRIPTION_SHOWN = 60  # characters
 _ERROR = 3  # always shown: programs log why they failed
 _READ_BYTES = 1 << 16
 _ServerCommand = Callable[[Client, argparse.Namespace], Awaitable[int | None]]
@@ -123,15 +124,23 @@ def _doctor(options: argparse.Namespace) -> int:
 
 # --- Programs ------------------------------------------------------------------------------------
 async def _upload(client: Client, options: argparse.Namespace) -> None:
-    program = await client.upload(_read(options.file), options.name or options.file.stem)
+    wasm = _read(options.file)
+    if options.manifest is not None:
+        from symphony_runtime.cli.projects import put_manifest
+
+        wasm = put_manifest(wasm, options.manifest)
+    program = await client.upload(wasm, options.name or options.file.stem)
     show(options, program, f"{program['name']}  {program['id']}")
 
 
 async def _programs(client: Client, options: argparse.Namespace) -> None:
-    if options.action == "rm":
+    if options.action != "list":
         if options.program is None:
-            raise CommandError("which program? symphony programs rm NAME")
-        await client.delete_program(options.program)
+            raise CommandError(f"which program? symphony programs {options.action} NAME")
+        if options.action == "rm":
+            await client.delete_program(options.program)
+        else:
+            print_json(await client.program(options.program))
         return
     print_listing(options, await first(client.programs(), options.limit), {
         "NAME": lambda program: program["name"] or "-",
@@ -139,6 +148,7 @@ async def _programs(client: Client, options: argparse.Namespace) -> None:
         "BYTES": "size",
         "ENTRIES": lambda program: ",".join(program["entries"]),
         "UPLOADED": time_of("created_ms"),
+        "DESCRIPTION": lambda program: (program["description"] or "").strip()[:_DESCRIPTION_SHOWN],
     })  # fmt: skip
 
 
@@ -396,9 +406,12 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     upload = add("upload", "upload a program", _upload, *usual)
     upload.add_argument("file", type=Path, metavar="FILE.wasm")
     upload.add_argument("--name", help="its name (else the file's)")
-    programs = add("programs", "list programs, or remove one", _programs, *usual, LIMITED)
-    programs.add_argument("action", nargs="?", choices=("list", "rm"), default="list")
-    programs.add_argument("program", nargs="?", help="name or id, for rm")
+    upload.add_argument(
+        "--manifest", type=Path, metavar="FILE.json", help="its description and schemas"
+    )
+    programs = add("programs", "list programs, show or remove one", _programs, *usual, LIMITED)
+    programs.add_argument("action", nargs="?", choices=("list", "show", "rm"), default="list")
+    programs.add_argument("program", nargs="?", help="name or id, for show and rm")
     runs = add("runs", "list runs, newest first", _runs, *usual, LIMITED)
     runs.add_argument("--live", action="store_true", help="only those that have not ended")
     add("servers", "list the servers that run here", list_servers, LISTING)

@@ -2,7 +2,8 @@
 
 A project is a folder that compiles to one LIP: a Cargo package (Rust) or an AssemblyScript package.
 `new` creates one that builds without a network: outside this repository it holds a copy of the SDK
-(`vendor/`). `build` finds a compiler and writes `build/<name>.wasm`.
+(`vendor/`). `build` finds a compiler and writes `build/<name>.wasm`, with the project's
+`manifest.json`, if there is one, as the program's manifest.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from symphony_runtime.cli.function_names import name_own_functions
 from symphony_runtime.cli.output import CommandError
+from symphony_runtime.compiler.manifest import check_manifest, with_manifest
 
 LANGUAGES = ("rust", "assemblyscript")
 
@@ -109,6 +111,22 @@ def build(directory: Path, say: Callable[[str], object] = lambda _: None) -> Pat
     if (directory / "asconfig.json").is_file() or (directory / "package.json").is_file():
         return _build_assemblyscript(directory, say)
     raise ProjectError(f"{directory} holds no Cargo.toml, asconfig.json or package.json")
+
+
+def put_manifest(wasm: bytes, path: Path) -> bytes:
+    """Return a module with the manifest of a file.
+
+    Raises ProjectError: the file cannot be read or is no manifest, or the module is none.
+    """
+    try:
+        text, problems = check_manifest(path.read_bytes())
+        if problems:
+            raise ProjectError("\n".join([f"{path}:", *problems]))
+        return with_manifest(wasm, text.encode())
+    except OSError as error:
+        raise ProjectError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ProjectError(str(error)) from error
 
 
 def find_rust_toolchain() -> RustToolchain:
@@ -259,7 +277,7 @@ def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path
     try:
         _run([*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
         named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
-        made.write_bytes(named)
+        made.write_bytes(_with_own_manifest(named, directory))
         made.replace(target)
     finally:
         made.unlink(missing_ok=True)
@@ -321,11 +339,16 @@ def _run(command: list[str], directory: Path, environment: dict[str, str], compi
     return done.stdout
 
 
+def _with_own_manifest(wasm: bytes, directory: Path) -> bytes:
+    path = directory / "manifest.json"
+    return put_manifest(wasm, path) if path.is_file() else wasm
+
+
 def _install(module: Path, directory: Path, name: str) -> Path:
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
     # A reader gets the old module or the new one, never half of one.
     part = target.with_suffix(f".{os.getpid()}")
-    shutil.copyfile(module, part)
+    part.write_bytes(_with_own_manifest(module.read_bytes(), directory))
     part.replace(target)
     return target

@@ -72,11 +72,15 @@ class CompilerFault(Exception):  # noqa: N818 - the name says whose fault it is
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A program's imports as "module.name", its exports, and its possible entries."""
+    """A program's imports as "module.name", its exports, and its possible entries.
+
+    `declared` is what the program says of itself (`manifest`), as JSON; "": nothing.
+    """
 
     imports: tuple[str, ...]
     exports: tuple[str, ...]
     entries: tuple[str, ...]
+    declared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +285,8 @@ def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) ->
         outcome = msgpack.unpackb(out[_LENGTH.size :], raw=False)
         if outcome["problems"]:
             raise ProgramError(outcome["problems"])
-        manifest = Manifest(*(tuple(outcome[k]) for k in ("imports", "exports", "entries")))
+        imports, exports, entries = (tuple(outcome[k]) for k in ("imports", "exports", "entries"))
+        manifest = Manifest(imports, exports, entries, outcome["declared"])
         return Compiled(manifest, outcome["artefact"])
     said = err.decode("utf-8", "replace").strip()
     if code == -signal.SIGXCPU:

@@ -133,3 +133,25 @@ def read_number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at + index + 1
     raise ValueError("a number has no end")
+
+
+def write_custom(title: str, content: bytes) -> bytes:
+    return write_section(CUSTOM, write_text(title) + content)
+
+
+def write_section(number: int, content: bytes) -> bytes:
+    return bytes([number]) + write_number(len(content)) + content
+
+
+def write_text(text: str) -> bytes:
+    data = text.encode()
+    return write_number(len(data)) + data
+
+
+def write_number(value: int) -> bytes:
+    """Return a number in LEB128."""
+    data = bytearray()
+    while value > 127:
+        data.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*data, value])

@@ -25,6 +25,7 @@ from wasmtime import (
 )
 
 from symphony_runtime.abi import Signature, allowed_imports
+from symphony_runtime.compiler.manifest import read_manifest
 from symphony_runtime.compiler.module_outline import (
     FUNCTION,
     HEADER,
@@ -78,6 +79,7 @@ class CompileOutcome:
     exports: list[str] = field(default_factory=list)
     entries: list[str] = field(default_factory=list)
     artefact: bytes = b""
+    declared: str = ""  # the program's own manifest as JSON
 
 
 def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> CompileOutcome:
@@ -90,7 +92,8 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
     except WasmtimeError as error:
         return CompileOutcome(_readable([explain(str(error))]))
     imports, exports = module.imports, module.exports
-    problems = check_imports(imports) + check_exports(exports)
+    declared, problems = read_manifest(wasm)
+    problems = check_imports(imports) + check_exports(exports) + problems
     if problems:
         return CompileOutcome(_readable(problems))
     lines = read_custom(wasm, SECTION)
@@ -101,6 +104,7 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
             e.name for e in exports if isinstance(e.type, FuncType) and is_entry(e.name, e.type)
         ],
         artefact=seal(bytes(module.serialize()), table_elements(wasm), lines[:BYTES_MAX]),
+        declared=declared,
     )
 
 

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from symphony_kernel.platform.log_format import log_to_stderr
+from symphony_kernel.platform.malloc import trim_regularly
 from symphony_kernel.protocol.heartbeat import ALIVE, beat
 from symphony_kernel.protocol.role_processes import Processes
 
@@ -98,6 +99,7 @@ def main() -> int:
     """Run the gateway until SIGTERM; return the exit code."""
     log_to_stderr(_log_level(), "%(levelname)s %(name)s: %(message)s")
     give_back_memory()
+    trim_regularly()
     try:
         # Unbuffered: the lines that follow are for the event loop.
         with io.FileIO(sys.stdin.fileno(), closefd=False) as first:

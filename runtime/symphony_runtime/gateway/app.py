@@ -24,8 +24,15 @@ from symphony_runtime.config.limits import Bound, Limits
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ServerLoad
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
-from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
+from symphony_runtime.gateway.anthropic.errors import (
+    add_request_id,
+    anthropic_errors_middleware,
+)
+from symphony_runtime.gateway.api.history import add_history
+from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document, server_version
 from symphony_runtime.gateway.api.routes import ROUTES, Access
+from symphony_runtime.gateway.batches.handlers import BATCHES
+from symphony_runtime.gateway.batches.service import Batches
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.cluster.recovery import fail_live_runs
@@ -37,11 +44,14 @@ from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Vault, VaultError
 from symphony_runtime.gateway.errors import Handler, answer_expect, problems_middleware
+from symphony_runtime.gateway.files.handlers import FILES
+from symphony_runtime.gateway.files.store import Files
 from symphony_runtime.gateway.http.context import SERVICES, Services
 from symphony_runtime.gateway.http.cors import allow_origins
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.links.startup import StartupProgress
+from symphony_runtime.gateway.mcp.handlers import MCP, McpServer
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.metrics.disk import measure
 from symphony_runtime.gateway.metrics.kernel import KernelMetrics
@@ -61,7 +71,11 @@ from symphony_runtime.gateway.storage.data_directory import DataDirectory
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget
 from symphony_runtime.gateway.storage.store import Store, StoreError
 from symphony_runtime.gateway.tenancy.administration import Administration
-from symphony_runtime.gateway.tenancy.authentication import open_keys
+from symphony_runtime.gateway.tenancy.authentication import (
+    Authentication,
+    authorization_of,
+    open_keys,
+)
 from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
@@ -81,6 +95,8 @@ class Gateway:
     port: int
     default_key: str | None
     openai: OpenAI
+    files: Files
+    batches: Batches
 
 
 @contextlib.asynccontextmanager
@@ -101,9 +117,7 @@ async def serve(
             store = Store(config.data_dir / "symphony.sqlite", config.store, disk)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
-        administration = await Administration.open(store, keys, config.behind_proxy)
-        administration.start()
-        stack.push_async_callback(administration.stop)
+        administration = await _open_administration(store, keys, config, stack)
         members = await _register_gateway(store, config)
         compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
@@ -127,20 +141,19 @@ async def serve(
         workers = WorkerLinks(config.socket, config.secrets, cpu, processes, progress.silent)
         runs.attach(kernel, workers)
         idempotency = Idempotency(store, now_ms, members.boot)
+        files, batches = _open_batches(store, config, limits, metrics, members.boot)
         deletion = TenantDeletion(
-            store, members, administration, programs, channels, retention, idempotency.forget_tenant
-        )
+            store, members, administration, programs, channels, retention,
+            idempotency.forget_tenant, batches,
+        )  # fmt: skip
         await deletion.reload()
         if store.shared:
             reloads = deletion.reload, administration.reload, programs.reload
-            _start_task(stack, ChangeFeed(store, members.record_alive, *reloads).run())
-        _start_task(stack, runs.worker_assignment.run())
-        _start_task(stack, RateStalls(runs).run())
-        _start_task(stack, idempotency.run())
+            _start_tasks(stack, ChangeFeed(store, members.record_alive, *reloads).run())
+        _start_tasks(stack, runs.worker_assignment.run(), RateStalls(runs).run(), idempotency.run())
         await workers.open()
         stack.push_async_callback(workers.close)
-        _start_task(stack, retention.run())
-        _start_task(stack, kernel.run())
+        _start_tasks(stack, retention.run(), kernel.run())
         services = Services(
             keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
             RateLimiters(limits, metrics.count_limit), idempotency, vault, retention, deletion, cpu,
@@ -151,9 +164,11 @@ async def serve(
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services, config.tool_format, config.cors_origins)
+        app[FILES], app[BATCHES] = files, batches
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
-        yield Gateway(services, port, default_key, app[OPENAI])
+        _start_tasks(stack, files.run(), batches.run(app))
+        yield Gateway(services, port, default_key, app[OPENAI], files, batches)
 
 
 async def _register_gateway(store: Store, config: GatewayConfig) -> Members:
@@ -171,9 +186,26 @@ async def _register_gateway(store: Store, config: GatewayConfig) -> Members:
     return members
 
 
-def _start_task(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Run a task until the stack ends."""
-    stack.push_async_callback(_cancel, asyncio.create_task(work))
+def _start_tasks(stack: contextlib.AsyncExitStack, *works: Coroutine[Any, Any, None]) -> None:
+    """Run tasks until the stack ends."""
+    for work in works:
+        stack.push_async_callback(_cancel, asyncio.create_task(work))
+
+
+async def _open_administration(
+    store: Store, keys: Authentication, config: GatewayConfig, stack: contextlib.AsyncExitStack
+) -> Administration:
+    administration = await Administration.open(store, keys, config.behind_proxy)
+    administration.start()
+    stack.push_async_callback(administration.stop)
+    return administration
+
+
+def _open_batches(
+    store: Store, config: GatewayConfig, limits: Limits, metrics: RunMetrics, boot: int
+) -> tuple[Files, Batches]:
+    files = Files(store, limits, boot, now_ms, metrics.count_limit)
+    return files, Batches(store, files, limits, config.runs_live_max)
 
 
 def _watch_disk(
@@ -186,8 +218,8 @@ def _watch_disk(
     disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
     kernel_metrics = KernelMetrics(kernel)  # of its own: a scrape must not get older values
-    _start_task(stack, disk.run(lambda: measure(server.store, kernel_metrics)))
-    _start_task(stack, _shrink_database(server.store))
+    _start_tasks(stack, disk.run(lambda: measure(server.store, kernel_metrics)))
+    _start_tasks(stack, _shrink_database(server.store))
 
 
 async def _shrink_database(store: Store) -> None:
@@ -203,11 +235,11 @@ def _start_deletions(
     stack: contextlib.AsyncExitStack, server: Services, config: GatewayConfig
 ) -> None:
     """Start the deletion of tenants and of unused programs, and the notes of their use."""
-    _start_task(stack, server.deletion.run())
+    _start_tasks(stack, server.deletion.run())
     program_usage, days = server.programs.program_usage, config.program_unused_days_max
     stack.push_async_callback(program_usage.close)
-    _start_task(stack, program_usage.run())
-    _start_task(
+    _start_tasks(stack, program_usage.run())
+    _start_tasks(
         stack, ProgramExpiry(server.store, server.programs, server.runs, days, now_ms).run()
     )
 
@@ -241,11 +273,16 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 def build_app(
     services: Services, tool_format: str = "auto", origins: Sequence[str] = ()
 ) -> web.Application:
-    middlewares = [_count_request, problems_middleware, openai_errors_middleware, _authenticate]
+    middlewares = [
+        _count_request, problems_middleware, anthropic_errors_middleware,
+        openai_errors_middleware, _authenticate,
+    ]  # fmt: skip
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
+    app[MCP] = McpServer(server_version())
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
-    app.on_response_prepare.append(_add_rate_headers)
+    app.on_response_prepare.extend([_add_rate_headers, add_request_id])
+    add_history(app, services)
     allow_origins(app, origins)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
@@ -291,7 +328,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     server = request.app[SERVICES]
     key = server.keys.admit(
-        request.headers.get("Authorization"),
+        authorization_of(request.headers),
         tenants=route.access is not Access.ADMIN,
         operators=route.access is not Access.TENANT,
         writes=route.writes,
@@ -316,9 +353,9 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _add_rate_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the tenant's remaining rates to an answer of an OpenAI route."""
+    """Add the tenant's remaining rates to an answer of an OpenAI or Anthropic route."""
     tenant, route = request.get(ASKING), _ROUTES.get(request.match_info.route.name or "")
-    if tenant is not None and route is not None and route.errors == "OpenAIError":
+    if tenant is not None and route is not None and route.errors != "Problem":
         response.headers.update(request.app[SERVICES].rates.headers(tenant, request.get(TOKENS)))
 
 

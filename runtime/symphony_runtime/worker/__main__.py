@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from symphony_kernel.platform.log_format import log_to_stderr
+from symphony_kernel.platform.malloc import trim_regularly
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
@@ -177,6 +178,7 @@ def main() -> None:
         contained = lock_down(config)  # before the loop, whose threads would not be contained
     except ContainmentError as error:
         sys.exit(f"{config.name}: {error}")
+    trim_regularly()  # a contained thread
     event_loop.run(serve(config, contained))
 
 

@@ -52,6 +52,7 @@ class Services(Protocol):
     def cancel_ask(self, seq: int) -> None: ...
     def links_are_behind(self) -> bool: ...
     def output(self, instance: int, data: bytes) -> None: ...
+    def flush(self) -> None: ...
     def log(self, instance: int, level: int, data: bytes) -> None: ...
     def notify_received(self, instance: int, size: int) -> None: ...
     def make_runnable(self, instance: "Instance") -> None: ...
@@ -322,6 +323,22 @@ class Instance:
         self.send_blocked = True
         self.send_result = result
         return None
+
+    def send_large(self, length: int, read: Callable[[], bytes], result: int = 0) -> None:
+        """Send what `read` returns once the gateway has memory for it; suspends until then."""
+        self.run.count_output(length)
+
+        def on_answer(errno: int, _value: Any) -> None:
+            if errno:  # the gateway knows no such run any more
+                self.resume(result)
+                return
+            self.services.output(self.id, read())
+            self.services.flush()  # no turn may follow that does
+            self.run.unread_bytes += length
+            self.send_blocked, self.send_result = True, result
+            self.add_send_credit(0)  # unless it must wait for a reader, too
+
+        self.ask_gateway("send", {"instance": self.id, "bytes": length}, on_answer)
 
     def add_send_credit(self, taken: int) -> None:
         """Note that the gateway has taken this many bytes."""

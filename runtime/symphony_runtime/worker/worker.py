@@ -100,7 +100,7 @@ class Worker:
         self._gateway_asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
         self.next_stage = count(1).__next__
-        self._idle_hint = IdleHint(self.loop, self.kernel_call, self._flush)
+        self._idle_hint = IdleHint(self.loop, self.kernel_call, self.flush)
         self.note_idle_wait = self._idle_hint.add
         self._cpu_share = 1.0  # share of the last turn's time that this thread ran on a processor
         # The last bugs of ours; each is logged and has ended one instance.
@@ -160,7 +160,7 @@ class Worker:
         """End every run as failed."""
         for instance in [each for each in self.instances.values() if each.parent is None]:
             self._end_instance(instance, Ending(FAILED, reason))
-        self._flush()
+        self.flush()
 
     async def stop(self) -> None:
         """End everything, give the gateway a second to read the ends, and stop."""
@@ -238,7 +238,7 @@ class Worker:
             began = time.perf_counter_ns()
             self._end_instance(instance, Ending(KILLED, message.reason))
             instance.run.share.used_ns += time.perf_counter_ns() - began
-            self._flush()
+            self.flush()
 
     # -- Services of instances -----------------------------------------------------------------
     def kernel_call(self, call: list[Any], size: int = 0) -> None:
@@ -249,7 +249,7 @@ class Worker:
         self._calls.append(call)
         self._unsent_bytes += _CALL_BYTES + size
         if self._unsent_bytes > _FRAME_BYTES:
-            self._flush()
+            self.flush()
 
     def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
         """Ask the gateway; return the seq."""
@@ -273,14 +273,14 @@ class Worker:
         self._messages.append([instance, data])
         self._unsent_bytes += len(data) + 16
         if self._unsent_bytes > _FRAME_BYTES:
-            self._flush()
+            self.flush()
 
     def log(self, instance: int, level: int, data: bytes) -> None:
         """Add a line to this turn's Logs."""
         self._lines.append([instance, level, data])
         self._unsent_bytes += len(data) + 16
         if self._unsent_bytes > _FRAME_BYTES:
-            self._flush()
+            self.flush()
 
     def notify_received(self, instance: int, size: int) -> None:
         """Tell the gateway that the program has received a message of `size` bytes."""
@@ -362,7 +362,7 @@ class Worker:
     def _end_at_wall_limit(self, instance: Instance) -> None:
         reason = f"wall time limit: it ran longer than {instance.run.wall_limit_ms} ms"
         self._end_instance(instance, Ending(KILLED, reason))
-        self._flush()
+        self.flush()
 
     # -- Turns ---------------------------------------------------------------------------------
     def _plan_turn(self) -> None:
@@ -383,7 +383,7 @@ class Worker:
     def _turn(self, queue: deque[Instance], seconds: float = _TURN_S) -> None:
         """Run instances for about `seconds`, and at least one."""
         if not queue:
-            self._flush()
+            self.flush()
             return
         now = time.perf_counter
         cpu_began, began = time.thread_time(), now()
@@ -409,7 +409,7 @@ class Worker:
     def _fair_turn(self, *, replies: bool) -> None:
         """Run instances of several tenants; with `replies`, none that computes."""
         cpu_began, began = time.thread_time(), time.perf_counter()
-        self._run_queue.run_turn(self._timed_slice, self._flush, replies=replies)
+        self._run_queue.run_turn(self._timed_slice, self.flush, replies=replies)
         self._cpu_reporter.send_report(self._kernel)  # before the turn's calls
         self._end_turn(began, time.perf_counter(), cpu_began)
         if self._run_queue.waiting():
@@ -443,7 +443,7 @@ class Worker:
         self._fibers.ticker.disarm(ended)
         if ended - began > _SPURIOUS_S:
             self._cpu_share = min((time.thread_time() - cpu_began) / (ended - began), 1.0)
-        self._flush()
+        self.flush()
 
     def _run_slice(self, instance: Instance) -> None:
         """Run one instance until it suspends, ends, or has used its slice."""
@@ -531,7 +531,7 @@ class Worker:
 
     def _report_end(self, instance: Instance, end: Ending) -> None:
         """Tell the gateway of an end, after everything that the instance has sent."""
-        self._flush()
+        self.flush()
         hits = instance.run.hits.copy() if instance.parent is None else {}
         self._send(m.Ended(instance.id, end.status, end.code, end.reason, instance.usage(), hits))
 
@@ -540,7 +540,7 @@ class Worker:
         if self._gateway is not None:
             self._gateway.send(m.encode(message))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Send what the turn has made so far."""
         self._unsent_bytes = 0
         # Send now, so that the receiver need not wait for another pass of the loop.

@@ -47,6 +47,9 @@ VALUES = (
     '{"wall_ms": -1}', '{"wall_ms": true}', '{"program_bytes": 1e18}', '{"type": "\\ud800"}',
     '[{"role": "user", "content": "\\ud800"}]', '[{"type": [], "text": 1}]',
     '[{"role": "user", "content": [{"type": {}, "text": "x"}]}]', '{"type": "json_schema"}',
+    '[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "\\ud800"}]}]',
+    '[{"role": "assistant", "content": [{"type": "tool_use", "id": "", "name": "", "input": {}}]}]',
+    '[{"name": "f", "input_schema": {"type": 1e999}}]', '{"type": "tool", "name": "\\ud800"}',
     '{"type": "json_schema", "json_schema": {"schema": []}}', '{"include_usage": 1}', "", "[",
     '{"', "\x01",
 )  # fmt: skip
@@ -64,6 +67,9 @@ ASKED = {
     "createCompletion": {"prompt": '"x"'},
     "createChatCompletion": {"messages": '[{"role": "user", "content": "x"}]'},
     "createResponse": {"input": '"x"'},
+    "createMessage": {"messages": '[{"role": "user", "content": "x"}]'},
+    "countMessageTokens": {"messages": '[{"role": "user", "content": "x"}]'},
+    "mcp": {"jsonrpc": '"2.0"', "id": "1", "method": '"tools/call"', "params": '{"name": "x"}'},
 }
 
 

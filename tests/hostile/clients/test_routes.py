@@ -16,6 +16,7 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
+from tests.support.gateway.batches import create, upload
 from tests.support.gateway.routes import filled
 from tests.support.gateway.system import Answer, SystemRig
 
@@ -30,17 +31,19 @@ MANAGE = frozenset({"operator"})
 
 # Each route, by who may use it.
 ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
-    OPEN: ("healthz", "readyz", "health", "version"),
-    ANY: ("metrics",),
+    OPEN: ("console", "consoleFile", "healthz", "readyz", "health", "version"),
+    ANY: ("metrics", "getOwnKey", "history"),
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
-        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel",
+        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "getResponse",
+        "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
-        "tokenize", "detokenize",
+        "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
+        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch", "mcp",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",
@@ -74,10 +77,12 @@ class Callers:
 
 
 def about(told: Answer, name: str) -> tuple[int, dict[str, str], bytes]:
-    """All of an answer, with NAME for what was asked about, and no sizes and rates."""
+    """All of an answer, with NAME for what was asked about, and no sizes, rates and own ids."""
     kept = {k: v for k, v in told.headers.items()
-            if k != "Content-Length" and not k.lower().startswith("x-ratelimit")}  # fmt: skip
-    return told.status, kept, told.body.replace(name.encode(), b"NAME")
+            if k not in ("Content-Length", "request-id")
+            and not k.lower().startswith("x-ratelimit")}  # fmt: skip
+    body = re.sub(rb"req_[0-9a-f]{24}", b"ID", told.body)
+    return told.status, kept, body.replace(name.encode(), b"NAME")
 
 
 @asynccontextmanager
@@ -168,6 +173,10 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         await owner.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
         live = await owner.start("parrot", trace=True)
+        asked_for = b'{"model": "parrot", "input": "x", "background": true}'
+        response = (await them.ask("POST", "/v1/responses", "tenant", asked_for)).json["id"]
+        file = (await upload(them.system, b"{}\n")).json["id"]
+        batch = (await create(them.system, file)).json["id"]
         secret = b'{"value": "not for you", "hosts": ["example.org"]}'
         assert (await them.ask("PUT", "/v1/secrets/real", "tenant", secret)).status == 201
         pairs = {
@@ -175,6 +184,9 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
             "run": [(live, "run_" + "0" * 24), (ended, "run_" + "1" * 24)],
             "program": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
             "model": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+            "response": [(response, "resp_" + "0" * 24)],
+            "file": [(file, "file-" + "0" * 24)],
+            "batch": [(batch, "batch_" + "0" * 24)],
             "path": [("notes/first", "notes/other"), ("public/default/a", "public/nobody/a")],
         }
         asked, parts = 0, set[str]()
@@ -197,6 +209,7 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         assert parts == set(pairs), "a new kind of name is tried, too"
         assert asked > 25
         await owner.cancel(live)
+        await owner.cancel(response.replace("resp", "run"))
 
 
 async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers) -> None:
@@ -205,7 +218,8 @@ async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers
         await owner.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
         made_up = "run_" + "1" * 24
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+                     "/v1/messages/count_tokens"):  # fmt: skip
             one, other = [await them.ask("POST", path, "stranger", b'{"model": "%s"}' % name)
                           for name in (b"parrot", b"nobody")]  # fmt: skip
             assert about(one, "parrot") == about(other, "nobody")

@@ -106,7 +106,12 @@ _STREAMED: dict[str, dict[str, Any]] = {
     "createCompletion": {"prompt": "x"},
     "createChatCompletion": {"messages": [{"role": "user", "content": "x"}]},
     "createResponse": {"input": "x"},
-}
+    "createMessage": {"messages": [{"role": "user", "content": "x"}]},
+    "mcp": {
+        "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+        "params": {"name": "hello", "_meta": {"progressToken": 1}},
+    },
+}  # fmt: skip
 
 
 def test_generated_stream_is_as_openapi_says(known: Known) -> None:
@@ -119,9 +124,8 @@ def test_generated_stream_is_as_openapi_says(known: Known) -> None:
             more = {"model": known.names["model"], "max_tokens": 2} if asked else {}
             given = {"body": {**asked, **more, "stream": True}, "media_type": "application/json"}
         case = operation.Case(path_parameters=known.names, **given)
-        response = case.call(
-            base_url=known.server.url, session=known.session, headers=_key(known.server.key)
-        )
+        headers = {**_key(known.server.key), "Accept": f"application/json, {EVENTS}"}
+        response = case.call(base_url=known.server.url, session=known.session, headers=headers)
         assert response.headers["content-type"][0].startswith(EVENTS), (name, response)
         case.validate_response(response, checks=[*_CHECKS, status_code_conformance])
 

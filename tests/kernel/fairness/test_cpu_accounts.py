@@ -100,6 +100,20 @@ def test_tenant_is_ahead_only_of_one_with_less() -> None:
     assert not busy.shares.is_ahead("idle", now + 0.01)
 
 
+def test_tenant_that_owes_is_ahead_until_its_share_has_paid() -> None:
+    busy = Busy(0.4, a=1.0, b=1.0)
+    busy.others = {"b"}
+    busy.shares.charge("a", 0.5, 100.0)  # as one long text takes
+    owes = busy.shares.empty_seconds("a", 100.0)
+    assert 2.4 < owes < 2.6
+    for part in (0.3, 0.6, 0.95):
+        now = 100.0 + part * owes
+        busy.shares.charge("b", 0.001, now)
+        assert busy.shares.is_ahead("a", now)
+        assert busy.shares.empty_seconds("a", now) > 0.0
+    assert not busy.shares.is_ahead("a", 100.1 + owes)
+
+
 def test_calls_of_a_long_debt_ask_again_before_it_is_paid() -> None:
     accounts = CpuAccounts(FairQueue(), lambda _now: ("a", "b"), CpuOptions())
     assert accounts.charge_calls(1, "a", 1.0, 0.1, 0.0)

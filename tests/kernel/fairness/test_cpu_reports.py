@@ -60,11 +60,29 @@ async def test_report_after_a_pause_tells_if_it_continues(_rig: KernelRig, worke
     for _ in range(3):
         assert await spend(worker, [1, 5 * MUCH])
     await asyncio.sleep(PACE_MS_MAX / 1000)
-    (pace,) = await spend(worker, [1, 0])
-    assert pace.tenant == "hostile"
+    (pace,) = await spend(worker, ["hostile", 0])
+    assert (pace.tenant, pace.ms) == ("hostile", PACE_MS_MAX)
+    await asyncio.sleep(1.5)
+    await decode_beside(worker, 2)
+    (pace,) = await spend(worker, ["hostile", 0])
+    assert pace.ms == PACE_MS_MAX, "600 ms are not paid for, at a quarter of a processor"
     await asyncio.sleep(1.0)
     await decode_beside(worker, 2)
-    assert await spend(worker, [1, 0]) == []
+    assert await spend(worker, ["hostile", 0]) == [m.Pace("hostile", 0)]
+    assert await spend(worker, ["victim", 0]) == [m.Pace("victim", 0)]
+
+
+@run_by(with_two)
+async def test_question_about_a_tenant_is_answered_and_costs_it_nothing(
+    rig: KernelRig, worker: Worker
+) -> None:
+    for _ in range(1_000):
+        assert await spend(worker, ["hostile", 0]) == [m.Pace("hostile", 0)]
+    await decode_beside(worker, 2)
+    assert await spend(rig.gateway, ["hostile", MUCH])
+    for peer, longest in ((worker, PACE_MS_MAX), (rig.gateway, REST_MS_MAX)):
+        (pace,) = await spend(peer, ["hostile", 0])
+        assert PACE_MS_MAX <= pace.ms <= longest
 
 
 @run_by(with_kernel, kernel_options=OPTIONS)

@@ -128,6 +128,22 @@ def test_run_with_json_prints_its_events(server: RunningServer, tmp_path: Path) 
     assert events[0]["run"] == listed[0]["id"]
 
 
+def test_upload_with_a_manifest_shows_it(server: RunningServer, tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text('{"description": "Says it\\nagain.", "input_schema": {"type": "object"}}')
+    wasm = program(tmp_path, "described", guests.ECHO_WASM)
+    assert server.symphony("upload", wasm, "--manifest", str(manifest)).returncode == 0
+    assert "Says it?again." in server.symphony("programs").stdout
+    shown = json.loads(server.symphony("programs", "show", "described").stdout)
+    assert shown["input_schema"] == {"type": "object"}
+    refused = server.symphony("run", "described", "--input", "[]")
+    assert (refused.returncode, "`input` must be an object" in refused.stderr) == (1, True)
+    manifest.write_text('{"descriptions": ""}')
+    done = server.symphony("upload", wasm, "--manifest", str(manifest))
+    assert (done.returncode, "`descriptions` is unknown" in done.stderr) == (1, True)
+    assert server.symphony("programs", "rm", "described").returncode == 0
+
+
 def test_programs_and_runs_are_listed_and_removed(server: RunningServer, tmp_path: Path) -> None:
     hello = program(tmp_path, "greeter", guests.HELLO_WASM)
     uploaded = server.symphony("upload", hello, "--json")

@@ -90,6 +90,8 @@ class ScriptedGateway:
         self.module_of: dict[int, str] = {}
         self.ended: list[m.Ended] = []
         self.asked: list[m.Ask] = []
+        self.grants_sends = True  # at once
+        self.sends_asked: list[tuple[str, m.Ask]] = []
         self._answers: dict[int, asyncio.Future[m.Answer]] = {}
         self._seq, self._instances = count(1), count(1001)
         self._sent_modules: set[tuple[str, str]] = set()
@@ -258,10 +260,20 @@ class ScriptedGateway:
     def _answer_ask(self, worker: str, ask: m.Ask) -> None:
         if ask.what == "spawn":
             self._spawn(self._spawn_child(worker, ask))
+        elif ask.what == "send":
+            self.sends_asked.append((worker, ask))
+            if self.grants_sends:
+                self.grant_sends()
         elif ask.what == "tools":  # there are none
             self._answer(worker, ask.seq, 0, b"\x90")
         else:
             self._channel(worker, ask)
+
+    def grant_sends(self) -> None:
+        """Let all large messages be sent that wait."""
+        for worker, ask in self.sends_asked:
+            self._answer(worker, ask.seq, 0, 0)
+        self.sends_asked.clear()
 
     async def _spawn_child(self, worker: str, ask: m.Ask) -> None:
         args, instance = ask.args, next(self._instances)

@@ -103,6 +103,7 @@ class NativeNetwork:
         self._destroy = library.function("symphony_decoder_destroy", c_void_p)
         self._decoder = create(byref(self._shape(quantized)), self.pages.address)
         if not self._decoder:
+            self.pages.close()
             raise MemoryError("no memory for the weights, or no threads")
         self._step = library.function(
             "symphony_decoder_step",

@@ -25,7 +25,7 @@ from symphony_runtime.gateway.http.context import (
 from symphony_runtime.gateway.runs.usage import COLUMNS, UsageQuery, usage_page
 from symphony_runtime.gateway.tenancy import audit
 from symphony_runtime.gateway.tenancy.administration import WORDS
-from symphony_runtime.gateway.tenancy.authentication import Key
+from symphony_runtime.gateway.tenancy.authentication import Key, authorization_of
 from symphony_runtime.gateway.tenancy.tenants import Tenant
 
 CSV = "text/csv"
@@ -92,6 +92,13 @@ def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
 
 
 # --- Keys ----------------------------------------------------------------------------------------
+async def get_own_key(request: web.Request) -> web.StreamResponse:
+    key = services(request).keys.admit(
+        authorization_of(request.headers), tenants=True, operators=True, writes=False
+    )
+    return await answer(key.view())
+
+
 async def list_keys(request: web.Request) -> web.StreamResponse:
     keys = services(request).keys.keys_of(_owner(request))
     return await answer({"data": [key.view() for key in keys], "next": None})

@@ -9,6 +9,7 @@ from aiohttp import web
 from symphony_runtime.gateway.admission.rate_limit import ASKING
 from symphony_runtime.gateway.api.metrics import CONTENT_TYPE, render
 from symphony_runtime.gateway.api.openapi import server_version
+from symphony_runtime.gateway.batches.handlers import BATCHES
 from symphony_runtime.gateway.http.context import answer, services
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 
@@ -95,5 +96,6 @@ async def _workers_in_kernel(kernel: KernelLink) -> list[str] | None:
 
 # --- Metrics -------------------------------------------------------------------------------------
 async def metrics(request: web.Request) -> web.StreamResponse:
-    text = await render(services(request), request.get(ASKING))
+    counts = request.app[BATCHES].counts
+    text = await render(services(request), request.get(ASKING), counts)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from symphony_kernel.protocol.limit_table import HIT
 
 from symphony_runtime.gateway.admission.admission import REASONS
+from symphony_runtime.gateway.batches.records import ENDED, LIVE
 from symphony_runtime.gateway.egress.metrics import KINDS, EgressMetrics
 from symphony_runtime.gateway.http.context import Services
 from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, TenantMetrics
@@ -36,15 +37,18 @@ _Labels = Mapping[str, str]
 _Samples = Iterable[tuple[_Labels, float]]
 
 
-async def render(server: Services, tenant: str | None) -> bytes:
-    """Return the text for the admin (`tenant` None), or for a tenant's key."""
+async def render(server: Services, tenant: str | None, batches: Mapping[str, int]) -> bytes:
+    """Return the text for the admin (`tenant` None), or for a tenant's key.
+
+    `batches` are the numbers of batches by status.
+    """
     kernel = await server.kernel_metrics.latest()
     text = _Text(str(server.runs.kernel.about.get("model", {}).get("name", "")))
     if tenant is None:
         families = [
             *_families(text, _tenants(server, kernel)),
             *_server(text, server, kernel),
-            *_operators(server),
+            *_operators(server, batches),
         ]
     elif server.keys.is_only_tenant(tenant):
         live, counted = server.runs.live_by_tenant(), server.runs.metrics.tenants()
@@ -248,8 +252,8 @@ def _usage(kernel: dict[str, Any]) -> float:
     return float(used / kernel["pages"])
 
 
-def _operators(server: Services) -> Iterator[Metric]:
-    """Yield the metrics that only operators see: processes, requests, the database."""
+def _operators(server: Services, batches: Mapping[str, int]) -> Iterator[Metric]:
+    """Yield the metrics that only operators see: processes, requests, batches, the database."""
     text, roles, silent = _Text(""), _roles(server), server.progress.silent
     there = {name: found for name, found in roles.items() if found is not None}
     yield text.gauge("role_up", "1 while the process runs",
@@ -271,6 +275,8 @@ def _operators(server: Services) -> Iterator[Metric]:
         [({"route": route, "status": str(status)}, count)
          for (route, status), count in sorted(server.runs.metrics.responses.items())],
     )  # fmt: skip
+    samples = [({"status": each}, batches.get(each, 0)) for each in (*LIVE, *ENDED)]
+    yield text.gauge("batches", "batches, by status", samples)
     written = server.store.statistics()
     for name, words in (
         ("writes", "operations that changed the database"),

@@ -29,6 +29,7 @@ from symphony_runtime.gateway.http.context import (
     to_json,
 )
 from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key, start_run_once
+from symphony_runtime.gateway.http.program_values import check_input
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import ProgramQuota, count_refusals, digest_of
@@ -68,7 +69,11 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
 async def list_programs(request: web.Request) -> web.StreamResponse:
     after, limit = request.query.get("after", ""), page_limit(request)
     programs, following = await services(request).programs.page(tenant_of(request), after, limit)
-    return await answer({"data": [p.view() for p in programs], "next": following})
+    size = sum(len(program.manifest.declared) for program in programs)
+    body = await run_off_loop(
+        size, lambda: to_json({"data": [each.view() for each in programs], "next": following})
+    )
+    return await send_whole(request, body)
 
 
 async def get_program(request: web.Request) -> web.StreamResponse:
@@ -121,12 +126,12 @@ async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Reco
         raise bad_request(
             "bad-request", "a run is either detached (`detach`) or streamed (`stream`), not both"
         )
-    run, again = await start_run_once(
-        server.idempotency,
-        server.runs,
-        once,
-        lambda run_id: server.runs.start(program, wanted, run_id=run_id),
-    )
+
+    async def start(run_id: str | None) -> Run:
+        await check_input(request, program, body.get("input", ""))
+        return await server.runs.start(program, wanted, run_id=run_id)
+
+    run, again = await start_run_once(server.idempotency, server.runs, once, start)
     return run, again, wanted.stream
 
 

@@ -6,12 +6,25 @@ A route needs a tenant's key unless its `access` says otherwise.
 
 from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
 
-from symphony_runtime.gateway.api import health, kv_files, programs_and_runs, run_streams, secrets
+from symphony_runtime.gateway.anthropic.routes import ANTHROPIC_ROUTES
+from symphony_runtime.gateway.api import (
+    admin,
+    health,
+    history,
+    kv_files,
+    programs_and_runs,
+    run_streams,
+    secrets,
+)
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
+from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.mcp import handlers as mcp
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
+from symphony_runtime.gateway.openai.stored.routes import RESPONSE_ROUTES
 
 __all__ = ["ROUTES", "Access", "Route"]
 
@@ -25,6 +38,7 @@ _RESUME = (
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
 _SSE = {EVENTS: "OpenAIChunks"}
+_PROBLEM = {"application/problem+json": "Problem"}
 _KV_FILE = {kv_files.FILE: "Safetensors"}
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
 _ONCE = Parameter(
@@ -35,6 +49,15 @@ _ONCE = Parameter(
 )
 
 ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET", "/", "console", console.index, "The console, a web page",
+        {200: Answer("the page", "Text", "text/html")}, access=Access.OPEN,
+    ),
+    Route(
+        "GET", "/console/{file}", "consoleFile", console.file, "A file of the console",
+        {200: Answer("the file", "Text", "text/javascript", also={"text/css": "Text"})},
+        access=Access.OPEN,
+    ),
     Route(
         "GET", "/healthz", "healthz", health.healthz, "Whether the gateway answers",
         {200: Answer("it answers", "Health")}, access=Access.OPEN,
@@ -93,6 +116,10 @@ ROUTES: tuple[Route, ...] = (
         problems=(409, 410, 422),
         parameters=(Parameter("detach", "answer as soon as it has started", FLAG), _ONCE),
         body=("application/json", "RunRequest"),
+    ),
+    Route(
+        "GET", "/v1/key", "getOwnKey", admin.get_own_key, "The key that the request shows",
+        {200: Answer("its owner and its role", "Key")}, access=Access.ANY,
     ),
     Route(
         "GET", "/v1/limits", "getLimits", programs_and_runs.get_limits,
@@ -190,15 +217,7 @@ ROUTES: tuple[Route, ...] = (
         "DELETE", "/v1/secrets/{name}", "deleteSecret", secrets.delete_secret,
         "Delete a secret", {204: Answer("deleted")},
     ),
-    Route(
-        "GET", "/v1/models", "listModels", openai.list_models,
-        "The model, then the tenant's named programs: each may be a request's `model`",
-        {200: Answer("all of them", "ModelList")}, errors="OpenAIError",
-    ),
-    Route(
-        "GET", "/v1/models/{model}", "getModel", openai.get_model, "One of them",
-        {200: Answer("it is there", "Model")}, errors="OpenAIError",
-    ),
+    *ANTHROPIC_ROUTES,
     Route(
         "POST", "/v1/completions", "createCompletion", openai.create_completion,
         "OpenAI's completions, by the server's own program or the one that `model` names",
@@ -217,12 +236,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/v1/responses", "createResponse", openai.create_response,
-        "OpenAI's responses, for text: nothing is stored, and there are no tools",
+        "OpenAI's responses, for text and tools; they are kept unless `store` is false",
         {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse", also=_SSE)},
         problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
         body=("application/json", "OpenAIResponseRequest"),
         errors="OpenAIError",
     ),
+    *RESPONSE_ROUTES,
     Route(
         "POST", "/v1/embeddings", "createEmbedding", tasks.create_embeddings,
         "OpenAI's embeddings: the model's last hidden states, pooled, of length 1",
@@ -253,6 +273,19 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the text", "Text")},
         problems=(404, 409), body=("application/json", "DetokenizeRequest"), errors="OpenAIError",
     ),
+    *FILE_AND_BATCH_ROUTES,
+    Route(
+        "POST", "/mcp", "mcp", mcp.post_message,
+        "The Model Context Protocol: the tenant's named programs as tools (Streamable HTTP)",
+        {
+            200: Answer("the answer; or a stream of progress that ends with it", "McpMessage",
+                        also={EVENTS: "McpEvents"}),
+            202: Answer("a notification was accepted"),
+            400: Answer("not a message; an error of JSON-RPC", "McpMessage", also=_PROBLEM),
+            404: Answer("no such method; an error of JSON-RPC", "McpMessage"),
+        },
+        body=("application/json", "McpMessage"),
+    ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,
         "The counters of kernel and gateway",
@@ -261,6 +294,11 @@ ROUTES: tuple[Route, ...] = (
         access=Access.ADMIN,
     ),
     *ADMIN_ROUTES,
+    Route(
+        "GET", "/v1/history", "history", history.get_history,
+        "The last hour's figures: the server's for an operator, else the tenant's own",
+        {200: Answer("series of equal steps, the oldest first", "History")}, access=Access.ANY,
+    ),
     Route(
         "GET", "/metrics", "metrics", health.metrics,
         "Metrics for Prometheus: by tenant with the admin key, else the tenant's own",

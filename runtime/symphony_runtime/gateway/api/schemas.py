@@ -7,6 +7,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX
 
+from symphony_runtime.gateway.anthropic.bodies import MessagesBody, PromptBody
 from symphony_runtime.gateway.api.requests import (
     LIMIT_PROPERTIES,
     KeyBody,
@@ -14,6 +15,10 @@ from symphony_runtime.gateway.api.requests import (
     TenantBody,
     TenantChange,
 )
+from symphony_runtime.gateway.batches.handlers import BatchBody
+from symphony_runtime.gateway.batches.records import ENDED
+from symphony_runtime.gateway.batches.records import LIVE as LIVE_BATCHES
+from symphony_runtime.gateway.files.handlers import PURPOSES
 from symphony_runtime.gateway.openai.requests.bodies import ChatBody, CompletionBody, ResponseBody
 from symphony_runtime.gateway.openai.requests.tasks import (
     DetokenizeBody,
@@ -39,6 +44,9 @@ _REQUESTS: dict[str, type[BaseModel]] = {
     "RerankRequest": RerankBody,
     "TokenizeRequest": TokenizeBody,
     "DetokenizeRequest": DetokenizeBody,
+    "BatchRequest": BatchBody,
+    "AnthropicMessagesRequest": MessagesBody,
+    "AnthropicCountRequest": PromptBody,
 }
 
 
@@ -123,6 +131,10 @@ _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
     {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
 )
+_SERIES = {
+    "type": "object",
+    "additionalProperties": _list({"type": ["number", "null"]}),
+}
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
@@ -138,6 +150,11 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
             "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
             **_each(_INTEGER, "size created_ms"),
             **_each(_list(_STRING), "imports exports entries"),
+            "description": _OR_NULL,
+            **_each(
+                {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
+                "input_schema output_schema",
+            ),
         }
     ),
     "ProgramPage": _page("Program"),
@@ -152,7 +169,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         "description": "server-sent events; the data of each is JSON",
         "properties": {
             "id": {"type": "string", "pattern": "^[0-9]+$"},
-            "event": {"enum": ["message", "log", "status", "usage"]},
+            "event": {"enum": ["message", "log", "status", "usage", "request"]},
             "data": {"type": "string", "contentMediaType": "application/json"},
         },
     },
@@ -185,6 +202,19 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {"name": _STRING, "hosts": _list(_STRING), **_each(_INTEGER, "created_ms updated_ms")}
     ),
     "SecretPage": _page("Secret"),
+    "Text": {"type": "string"},
+    "History": _object(
+        {**_each(_INTEGER, "step_ms end_ms"), "series": _SERIES},
+        {"tenants": {"type": "object", "additionalProperties": _SERIES}},
+    ),
+    "McpMessage": {
+        **_object({"jsonrpc": {"const": "2.0"}}, _each({}, "id method params result error")),
+        "description": "a message of JSON-RPC 2.0, as the Model Context Protocol defines them",
+    },
+    "McpEvents": {
+        "description": "server-sent events; the data of each is a message of JSON-RPC",
+        "properties": {"event": {"const": "message"}, "data": {"type": "string"}},
+    },
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
 }
 _KEY = {
@@ -251,10 +281,23 @@ _OPENAI_SCHEMAS: dict[str, Any] = {
             **_each(_STRING, "id model"),
             "object": {"const": "response"},
             "created_at": _INTEGER,
-            "status": _enum("completed", "incomplete"),
+            "status": _enum(
+                "queued", "in_progress", "completed", "incomplete", "cancelled", "failed"
+            ),
             "output": _list(_ANY),
-            "usage": _ANY,
+            "usage": {"type": ["object", "null"]},
         }
+    ),
+    "OpenAIItems": _object(
+        {
+            "object": {"const": "list"},
+            "data": _list(_ANY),
+            **_each(_OR_NULL, "first_id last_id"),
+            "has_more": _BOOLEAN,
+        }
+    ),
+    "OpenAIDeleted": _object(
+        {"id": _STRING, "object": {"const": "response"}, "deleted": {"const": True}}
     ),
     "OpenAIEmbeddings": _object(
         {**_each(_STRING, "id object model"), "data": _list(_ANY), "usage": _ANY}
@@ -271,4 +314,109 @@ _OPENAI_SCHEMAS: dict[str, Any] = {
         "properties": {"data": {"type": "string"}},
     },
 }
-SCHEMAS = _request_schemas() | _TENANTS_SCHEMAS | _ADMIN_SCHEMAS | _OPENAI_SCHEMAS
+_OPENAI_PAGE = {**_each(_OR_NULL, "first_id last_id"), "has_more": _BOOLEAN}
+_BATCH_SCHEMAS: dict[str, Any] = {
+    "FileForm": _object(
+        {"file": {"type": "string", "contentMediaType": "application/jsonl"},
+         "purpose": _enum(*PURPOSES)},
+        {"expires_after[anchor]": {"const": "created_at"}, "expires_after[seconds]": _INTEGER},
+    ),
+    "File": _object(
+        {
+            **_each(_STRING, "id filename purpose status"),
+            **_each(_INTEGER, "bytes created_at"),
+            "object": {"const": "file"},
+            "expires_at": _INTEGER_OR_NULL,
+        }
+    ),
+    "FileList": _object({"data": _list(reference("File")), **_OPENAI_PAGE}),
+    "FileDeleted": _object({"id": _STRING, "deleted": _BOOLEAN}),
+    "FileContent": {"description": "the file's bytes"},
+    "Batch": _object(
+        {
+            **_each(_STRING, "id endpoint input_file_id completion_window"),
+            **_each(_OR_NULL, "output_file_id error_file_id"),
+            **_each(_INTEGER, "created_at expires_at"),
+            **_each(_INTEGER_OR_NULL, "in_progress_at finalizing_at completed_at failed_at"),
+            **_each(_INTEGER_OR_NULL, "expired_at cancelling_at cancelled_at"),
+            "object": {"const": "batch"},
+            "status": _enum(*LIVE_BATCHES, *ENDED),
+            "errors": {"type": ["object", "null"]},
+            "metadata": {"type": ["object", "null"]},
+            "request_counts": _object(_each(_INTEGER, "total completed failed")),
+        }
+    ),
+    "BatchList": _object({"data": _list(reference("Batch")), **_OPENAI_PAGE}),
+}  # fmt: skip
+_ANTHROPIC_MODEL = _object(
+    {
+        **_each(_STRING, "id display_name created_at"),
+        "type": {"const": "model"},
+        "lifecycle": _enum("active"),
+        **_each(_INTEGER_OR_NULL, "max_input_tokens max_tokens"),
+    }
+)
+_ANTHROPIC_SCHEMAS: dict[str, Any] = {
+    "AnthropicError": _object(
+        {
+            "type": {"const": "error"},
+            "error": _object(_each(_STRING, "type message")),
+            "request_id": _OR_NULL,
+        }
+    ),
+    "AnthropicMessage": _object(
+        {
+            **_each(_STRING, "id model stop_reason"),
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "content": _list(_ANY),
+            "stop_sequence": _OR_NULL,
+            "usage": _object(
+                _each(
+                    _INTEGER,
+                    "input_tokens cache_creation_input_tokens cache_read_input_tokens "
+                    "output_tokens",
+                )
+            ),
+        }
+    ),
+    "AnthropicEvents": {
+        "description": "server-sent events; the data of each is JSON, with its name as `type`",
+        "properties": {
+            "event": _enum(
+                "message_start",
+                "ping",
+                "content_block_start",
+                "content_block_delta",
+                "content_block_stop",
+                "message_delta",
+                "message_stop",
+                "error",
+            ),
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
+    "AnthropicTokenCount": _object({"input_tokens": _INTEGER}),
+    "AnyError": {"oneOf": [reference("OpenAIError"), reference("AnthropicError")]},
+    "AnyModel": {"oneOf": [reference("Model"), _ANTHROPIC_MODEL]},
+    "AnyModelList": {
+        "oneOf": [
+            reference("ModelList"),
+            _object(
+                {
+                    "data": _list(_ANTHROPIC_MODEL),
+                    **_each(_STRING, "first_id last_id"),
+                    "has_more": _BOOLEAN,
+                }
+            ),
+        ]
+    },
+}
+SCHEMAS = (
+    _request_schemas()
+    | _TENANTS_SCHEMAS
+    | _ADMIN_SCHEMAS
+    | _OPENAI_SCHEMAS
+    | _ANTHROPIC_SCHEMAS
+    | _BATCH_SCHEMAS
+)

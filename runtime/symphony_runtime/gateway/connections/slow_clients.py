@@ -5,7 +5,7 @@ that its bytes take at the least rate. Only the time in which we wait for the cl
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -28,16 +28,23 @@ class SlowBodies:
 
         Raises Problem: 408, it arrives too slowly; the connection ends.
         """
+        async for chunk in self.pieces(request, lambda: request.content.read(size)):
+            yield chunk
+
+    async def pieces(
+        self, request: web.BaseRequest, read: Callable[[], Awaitable[bytes]]
+    ) -> AsyncIterator[bytes]:
+        """Yield what `read` returns of a request's body, up to b""; Problem as `chunks`."""
         content, loop = request.content, asyncio.get_running_loop()
         left, received = self.grace_seconds, 0
         while True:
             if content.is_eof():  # the rest has arrived, as with nearly every request
-                chunk = await content.read(size)
+                chunk = await read()
             else:
                 began = loop.time()
                 try:
                     async with asyncio.timeout(left):
-                        chunk = await content.read(size)
+                        chunk = await read()
                 except TimeoutError:
                     raise self._too_slow(request, received) from None
                 left -= loop.time() - began

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from aiohttp import web
-from symphony_kernel.platform.malloc import trim
 from symphony_kernel.protocol.limits import (
     SLOW_READER_SECONDS,
     TENANT_UNREAD_BYTES_MAX,
@@ -28,8 +27,6 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.gateway.admission.rate_limit import ASKING
 
 _CHECK_SECONDS = 0.5
-_TRIM_BYTES = 4 << 20  # that waited, before a trim is worthwhile
-_TRIM_SECONDS = 1.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s: the connection is reset
 
 
@@ -73,12 +70,10 @@ class SlowReaders:
     ) -> None:
         self.cut = 0  # connections, since the start
         self.unread = 0  # bytes of all, at the last check
-        self._most = 0  # the maximum of `unread` since the last trim
         self._seconds = seconds
         self._bytes_max = bytes_max
         self._writing: dict[asyncio.Transport, _Writing] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._trimming: asyncio.Task[None] | None = None
         self._check_seconds = min(_CHECK_SECONDS, seconds / 4 or _CHECK_SECONDS)
 
     @contextlib.contextmanager
@@ -130,18 +125,9 @@ class SlowReaders:
             if size:
                 waiting.setdefault(writing.tenant, []).append((writing, size))
         self.unread = sum(self._bound(writings, now) for writings in waiting.values())
-        self._trim()
         self._timer = None
         if self._writing:
             self._schedule_check()
-
-    def _trim(self) -> None:
-        """Return memory to the system when most waiting bytes have gone: the heap keeps it."""
-        self._most = max(self._most, self.unread)
-        trims = self._trimming is not None and not self._trimming.done()
-        if self._most >= _TRIM_BYTES and self.unread < self._most / 4 and not trims:
-            self._most = self.unread
-            self._trimming = asyncio.create_task(_trim_soon())
 
     def _is_stuck(self, writing: _Writing, size: int, now: float) -> bool:
         """Note what was taken; return whether nothing was, for too long."""
@@ -171,11 +157,6 @@ class SlowReaders:
         if connection is not None:  # else the system holds unsent bytes for minutes
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         transport.abort()
-
-
-async def _trim_soon() -> None:
-    await asyncio.sleep(_TRIM_SECONDS)  # the handlers end first
-    await asyncio.to_thread(trim)
 
 
 def _nothing() -> int:

@@ -197,7 +197,7 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
         return _parse(body)
     # One per tenant at a time: the parser holds the interpreter.
     async with services(request).tenant_locks.of(body_owner(request)):
-        cost = await _charged(request, lambda: parse_cost(body, JSON_COST_MAX))
+        cost = await run_charged(request, lambda: parse_cost(body, JSON_COST_MAX))
         if cost > JSON_COST_MAX:
             detail = (
                 f"the body has too many values: at most {JSON_COST_MAX}, where a key counts 16 and "
@@ -205,10 +205,10 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
             )
             raise Problem(413, "too-large", detail, limit=JSON_COST_MAX)
         services(request).bodies.hold(request, body_owner(request), _COST_BYTES * cost)
-        return await _charged(request, lambda: _parse(body))
+        return await run_charged(request, lambda: _parse(body))
 
 
-async def _charged(request: web.Request, work: Callable[[], T]) -> T:
+async def run_charged(request: web.Request, work: Callable[[], T]) -> T:
     """Run work in a thread, and charge its processor time to the request's tenant."""
     spent = 0.0
 

@@ -8,15 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from symphony_runtime.gateway.errors import Handler
+from symphony_runtime.gateway.errors import Handler, Problem
 
 ANY_ORIGIN = "*"
 _PREFLIGHT_SECONDS = 600  # for which a browser keeps a permission
-_SHOWN = "Retry-After, X-Run-Id, Idempotent-Replayed, " + ", ".join(
+_SHOWN = "Retry-After, X-Run-Id, request-id, Idempotent-Replayed, Mcp-Session-Id, " + ", ".join(
     f"x-ratelimit-{what}-{of}"
     for what in ("limit", "remaining", "reset")
     for of in ("requests", "tokens")
 )
+_ORIGINS = web.AppKey("origins", frozenset[str])
 Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
@@ -25,7 +26,7 @@ def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
 
     A preflight is answered before the key is looked at: browsers send it without.
     """
-    allowed = frozenset(origins)
+    allowed = app[_ORIGINS] = frozenset(origins)
     if not allowed:
         return
 
@@ -55,3 +56,10 @@ def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
 
     app.middlewares.insert(0, answer_preflight)
     app.on_response_prepare.append(add_headers)
+
+
+def check_origin(request: web.Request) -> None:
+    """Check that no page of another origin makes a request; Problem 403."""
+    origin, allowed = request.headers.get("Origin"), request.app[_ORIGINS]
+    if origin is not None and not allowed & {origin, ANY_ORIGIN}:
+        raise Problem(403, "origin-refused", "pages of this origin may not use this route")

@@ -68,9 +68,10 @@ class Route:
     @property
     def frees(self) -> bool:
         """Whether it frees something. No rate limit refuses that."""
-        return self.method == "DELETE" or self.name == "cancelRun"
+        return self.method == "DELETE" or self.name in _FREE
 
 
+_FREE = ("cancelRun", "cancelResponse", "cancelBatch")
 _TWO_WAYS = ("websocket",)  # a GET that then takes messages
 LIMIT = Parameter(
     "limit",

@@ -5,7 +5,9 @@ shipped            the program (its source: `program/`)
 program_messages   what the program sends
 formats            how families of models write tool calls and reasoning
 run_records        the records of any run; the inbox of a run that is not stored
-completions        answers in OpenAI's JSON; responses: those of `/v1/responses`
+completions        answers in OpenAI's JSON
+responses          those of `/v1/responses`; response_output: the items of their output
+stored/            responses that are kept: to read, to follow and to build upon
 serving            whole answers and streams of them
 handlers           the routes
 """

@@ -12,6 +12,7 @@ from typing import Any
 from symphony_runtime.gateway.http.context import compact
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
+    Begun,
     CallArguments,
     CallBegin,
     Part,
@@ -53,7 +54,7 @@ class Shape(ABC):
         self._head = b"data: " + compact(head)[:-1].encode() + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
-    def begin(self) -> bytes:
+    def begin(self, _: Begun | None = None) -> bytes:
         return b""
 
     def chunk(self, piece: Piece) -> bytes:
@@ -222,23 +223,16 @@ class ChatShape(Shape):
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if piece.logprobs is None:
             return None
-        content = [
-            {
-                **_token(entry.token, entry.logprob),
-                "top_logprobs": [_token(token, logprob) for token, logprob in entry.top],
-            }
-            for entry in piece.logprobs
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": [token_logprob(entry) for entry in piece.logprobs], "refusal": None}
 
 
-def call_id(answer: str, choice: int, index: int, characters: int) -> str:
+def call_id(answer: str, choice: int, index: int, characters: int, prefix: str = "call_") -> str:
     """Return the id of a call, the same each time that an answer is told.
 
     Families whose ids are short want nothing but letters and digits.
     """
     digest = hashlib.sha256(f"{answer}/{choice}/{index}".encode()).hexdigest()[:characters]
-    return digest if characters < _CALL_ID_CHARACTERS else f"call_{digest}"
+    return digest if characters < _CALL_ID_CHARACTERS else f"{prefix}{digest}"
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
@@ -247,7 +241,14 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
+
+
+def token_logprob(entry: TokenLogprob) -> dict[str, Any]:
+    """Return a token with its log-probability and the likeliest there."""
+    top = [_token(token, logprob) for token, logprob in entry.top]
+    return {**_token(entry.token, entry.logprob), "top_logprobs": top}
 
 
 def _finish(piece: Piece) -> str:

@@ -10,14 +10,20 @@ _SHOWN_MAX = 100  # characters of a path
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 _PATHS = {
     "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings",
-    "/v1/score", "/v1/rerank", "/tokenize", "/detokenize",
+    "/v1/score", "/v1/rerank", "/v1/files", "/v1/batches", "/tokenize", "/detokenize",
 }  # fmt: skip
+_BELOW = (
+    "/v1/models/",
+    "/v1/responses/",
+    "/v1/files/",
+    "/v1/batches/",
+)  # these routes have OpenAI's errors, too
 # The first parts of paths below /v1 that are routes of our own: their errors are problems.
-OUR_PARTS = frozenset({"admin", "kv", "limits", "programs", "runs", "secrets"})
+OUR_PARTS = frozenset({"admin", "history", "key", "kv", "limits", "programs", "runs", "secrets"})
 # OpenAI's routes that are not served.
 UNSERVED = {
-    "assistants": "assistants are", "audio": "audio is", "batches": "batches are",
-    "files": "files are", "fine_tuning": "fine-tuning is", "images": "images are",
+    "assistants": "assistants are", "audio": "audio is",
+    "fine_tuning": "fine-tuning is", "images": "images are",
     "moderations": "moderations are", "realtime": "realtime sessions are",
     "threads": "threads are", "uploads": "uploads are", "vector_stores": "vector stores are",
 }  # fmt: skip
@@ -67,7 +73,7 @@ def openai_error_of(problem: Problem) -> OpenAIError:
 async def openai_errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every exception on an OpenAI route into an error of OpenAI's shape."""
     path = request.path
-    if path not in _PATHS and not path.startswith("/v1/models/"):
+    if path not in _PATHS and not path.startswith(_BELOW):
         if isinstance(request.match_info.http_exception, web.HTTPNotFound):
             _check_route(path)
         return await handler(request)

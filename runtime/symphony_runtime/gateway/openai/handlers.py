@@ -24,6 +24,7 @@ from symphony_runtime.gateway.http.context import (
     run_off_loop,
     services,
     tenant_of,
+    to_json,
 )
 from symphony_runtime.gateway.http.idempotency import (
     REPLAYED,
@@ -55,10 +56,12 @@ from symphony_runtime.gateway.openai.run_records import (
 )
 from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stream, answer_whole
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
+from symphony_runtime.gateway.openai.stored.conversation import join_conversation
+from symphony_runtime.gateway.openai.stored.kept import request_text
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
-from symphony_runtime.gateway.runs.record import Record, RunRequest
+from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
@@ -104,6 +107,7 @@ class OpenAI:
 
 
 OPENAI = web.AppKey("openai", OpenAI)
+PRIORITY = web.RequestKey("priority", int)  # of the request's run, if not the usual one
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
@@ -126,18 +130,18 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
-    return await _create(request, parse_completion, _shaped(CompletionShape))
+    return await create_answer(request, parse_completion, _shaped(CompletionShape))
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
-    return await _create(request, parse_chat, _shaped(ChatShape))
+    return await create_answer(request, parse_chat, _shaped(ChatShape))
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     def shape(run: Record, name: str, wanted: ParsedRequest, body: dict[str, Any]) -> Answer:
         return ResponseShape(run.id, name, _seconds(run), body, wanted.call_id_characters)
 
-    return await _create(request, parse_response, shape)
+    return await create_answer(request, parse_response, shape, keeps=True)
 
 
 def _shaped(shape: type[Shape]) -> MakeShape:
@@ -155,35 +159,53 @@ def _seconds(run: Record) -> int:
     return run.created_ms // 1000
 
 
-async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.StreamResponse:
+async def create_answer(
+    request: web.Request, parse: Parse, shape: MakeShape, *, keeps: bool = False
+) -> web.StreamResponse:
+    """Answer a request of a route that generates; Problem and OpenAIError.
+
+    `keeps`: it may build upon kept answers, and is kept unless it says no.
+    """
     server, tenant = request.app[OPENAI], tenant_of(request)
     raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
     once = read_idempotency_key(request, tenant, raw)
     body = await parse_json(request, raw)
     name, model = model_of(body), await server.model()
     await check_tokens(request, tenant)
+    asked = body
+    if keeps:
+        body, asked = await join_conversation(request, body)
     program: Program | None = None  # the shipped one
     if name == model.name:
         limits = RequestLimits.of(server.runs.limits.of(tenant))
-        wanted = await run_off_loop(len(raw), partial(parse, body, model, limits))
+        wanted = await run_off_loop(len(raw), partial(parse, asked, model, limits))
     else:
         program = await server.programs.find(tenant, name)
         if program is None:
             raise no_such_model(name)
-        wanted = parse_for_program(body, raw)
-    run, batches, headers = await start_program(request, program, wanted.job, once)
+        wanted = parse_for_program(asked, raw if asked is body else to_json(asked))
+    kept: str | None = None
+    background = keeps and body.get("background") is True
+    if keeps and body.get("store") is not False:
+        services(request).store.disk.check(tenant)
+        kept = request_text(body, name, wanted, shipped=program is None)
+    run, batches, headers = await start_program(
+        request, program, wanted.job, once, kept, detached=background
+    )
     record = run.record if isinstance(run, Run) else run
     looks = shape(record, name, wanted, body)
+    headers["X-Run-Id"] = record.id
+    if background and not wanted.stream and isinstance(looks, ResponseShape):
+        return await send_whole(request, to_json(looks.started("queued")), headers)
     choices, streamed = wanted.choices, wanted.stream
     # They take many times the request's size, and the answer may take an hour.
-    del raw, body, wanted
+    del raw, body, asked, wanted, kept
     hold = partial(services(request).bodies.hold, request, tenant)
     # A request with a key can be repeated; any other run ends with its client.
-    client = run if once is None and isinstance(run, Run) else None
+    client = run if once is None and isinstance(run, Run) and not background else None
     if client is not None:
         server.clients.watch(client, request)
     served = False
-    headers["X-Run-Id"] = record.id
     try:
         if streamed:
             response = await answer_stream(request, batches, looks, headers, hold)
@@ -219,24 +241,35 @@ async def check_tokens(request: web.Request, tenant: str) -> None:
 
 
 async def start_program(
-    request: web.Request, program: Program | None, job: bytes, once: KeyedRequest | None
+    request: web.Request,
+    program: Program | None,
+    job: bytes,
+    once: KeyedRequest | None,
+    kept: str | None = None,
+    *,
+    detached: bool = False,
 ) -> tuple[Run | Record, Batches, dict[str, str]]:
     """Start a program (None: the shipped one), or find the run of the key's first request.
 
-    Return the run, its records, and headers of the answer.
+    `kept` is the text of a request that is kept with its answer; `detached`: it goes on without
+    its client. Return the run, its records, and headers of the answer.
     """
     server, tenant = request.app[OPENAI], tenant_of(request)
     chosen, read = program or await server.shipped.program(), program_records
     if len(job) > RUN_INPUT_BYTES_MAX:
         raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
-    asked = RunRequest(input=job, limits=server.runs.limits.of(tenant).choose({}))
+    limits = server.runs.limits.of(tenant).choose({})
+    priority = request.get(PRIORITY, PRIORITY_DEFAULT)
     if program is None:
         read = kept_records
-        if once is None:
+        if once is None and not detached:
             inbox = Inbox()
+            asked = RunRequest(input=job, limits=limits, priority=priority)
             request[WRITING].held = lambda: inbox.waiting
             passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
-            return passing, shipped_records(passing, inbox), {}
+            keep = partial(_keep, server.runs, passing, kept) if kept is not None else None
+            return passing, shipped_records(passing, inbox, keep), {}
+    asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept)
     run, again = await start_run_once(
         server.idempotency,
         server.runs,
@@ -244,6 +277,10 @@ async def start_program(
         lambda run_id: server.runs.start(chosen, asked, tenant=tenant, run_id=run_id),
     )
     return run, read(server.runs, run), dict(REPLAYED) if again else {}
+
+
+async def _keep(runs: Runs, run: Run, asked: str, said: bytes) -> None:
+    await runs.keep(run, [("request", {"text": asked}), ("message", said)])
 
 
 def _model_view(server: OpenAI, model: Model) -> dict[str, Any]:

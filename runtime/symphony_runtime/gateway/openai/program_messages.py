@@ -11,13 +11,15 @@ _PIECE = struct.Struct("<HB")
 _CHOICE = struct.Struct("<H")
 _PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
-_USAGE = struct.Struct("<III")
+_BEGUN = struct.Struct("<II")
+_COUNTS = struct.Struct("<IIII")
+_OLD_COUNTS = struct.Struct("<III")  # of runs that are kept from before reasoning was counted
 _CALL = struct.Struct("<HH")
 _FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 2: "tool_calls", 255: None}
 _PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _PROMPT_KIND, _DATA_KIND, _USAGE_KIND, _FAILURE_KIND = (
     b"pltqdue"
 )
-_REASONING_KIND, _CALL_KIND, _ARGUMENTS_KIND = b"rca"
+_REASONING_KIND, _CALL_KIND, _ARGUMENTS_KIND, _STOPPED_KIND, _BEGUN_KIND = b"rcasb"
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class Piece:
     """The next text of a choice. `finish` says why it has ended, None: it has not.
 
     `ids` are the tokens of a whole choice, and `prompt` the log-probabilities of its prompt, if the
-    request wants them; `reasoning` and `calls` (names with arguments) are those of a whole choice.
+    request wants them; `reasoning` and `calls` (names with arguments) are those of a whole choice,
+    and `stopped` is the text that it stopped at.
     """
 
     choice: int
@@ -53,6 +56,7 @@ class Piece:
     reasoning: str = ""
     calls: list[tuple[str, str]] | None = None
     prompt: "list[PromptLogprob] | None" = None
+    stopped: str | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +86,22 @@ class CallArguments:
 
 
 @dataclass(slots=True)
+class Stopped:
+    """The text that a choice stopped at, if the request wants to know."""
+
+    choice: int
+    text: str
+
+
+@dataclass(slots=True)
+class Begun:
+    """A stream begins: the prompt's tokens, if the request wants to know them then."""
+
+    prompt: int
+    cached: int
+
+
+@dataclass(slots=True)
 class PromptLogprob:
     """A prompt's token, its log-probability (None: the first) and the likeliest there."""
 
@@ -108,11 +128,12 @@ class Data:
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a whole request."""
+    """The tokens of a whole request; `reasoning` are those of the completion that reason."""
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    reasoning: int = 0
 
 
 @dataclass(slots=True)
@@ -125,8 +146,8 @@ class Failure:
     message: str
 
 
-Part = Reasoning | CallBegin | CallArguments
-Record = Piece | Tokens | Part | PromptLogprobs | Data | Usage | Failure
+Part = Reasoning | CallBegin | CallArguments | Stopped
+Record = Begun | Piece | Tokens | Part | PromptLogprobs | Data | Usage | Failure
 END = (Usage, Failure)  # the last record of an answer
 
 
@@ -167,9 +188,10 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         (choice,) = _CHOICE.unpack_from(data, at)
         begin = at + _CHOICE.size
         return Tokens(choice, list(struct.unpack_from(f"<{(end - begin) // 4}I", data, begin)))
-    if kind == _REASONING_KIND:
+    if kind in (_REASONING_KIND, _STOPPED_KIND):
         (choice,) = _CHOICE.unpack_from(data, at)
-        return Reasoning(choice, data[at + _CHOICE.size : end].decode())
+        told = Reasoning if kind == _REASONING_KIND else Stopped
+        return told(choice, data[at + _CHOICE.size : end].decode())
     if kind in (_CALL_KIND, _ARGUMENTS_KIND):
         choice, index = _CALL.unpack_from(data, at)
         part = CallBegin if kind == _CALL_KIND else CallArguments
@@ -184,8 +206,11 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         return PromptLogprobs(range(first, first + count), entries)
     if kind == _DATA_KIND:
         return Data(data[at:end])
+    if kind == _BEGUN_KIND:
+        return Begun(*_BEGUN.unpack_from(data, at))
     if kind == _USAGE_KIND:
-        return Usage(*_USAGE.unpack_from(data, at))
+        counts = _COUNTS if end - at == _COUNTS.size else _OLD_COUNTS
+        return Usage(*counts.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind
     failure: dict[str, Any] = msgpack.unpackb(data[at:end])
     return Failure(failure["status"], failure["code"], failure["param"] or None, failure["message"])

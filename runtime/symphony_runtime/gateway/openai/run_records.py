@@ -1,7 +1,8 @@
 """The records of a run's answer: of the shipped program, or of any other."""
 
+import asyncio
 import codecs
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
@@ -22,17 +23,28 @@ from symphony_runtime.gateway.runs.service import Runs
 
 _LOOK_SECONDS = 5.0  # between checks whether the run's end cannot be stored
 Batches = AsyncIterator[list[Record]]
+Keep = Callable[[bytes], Awaitable[None]]
 _MEMORY_FULL = "; its memory had "  # in a worker's words for a trap with almost no memory left
 
 
-async def shipped_records(run: Run, inbox: Inbox) -> Batches:
-    """Yield the records of the shipped program; the last is a Usage or a Failure."""
-    records, unsaved_events = Records(), run.events
+async def shipped_records(run: Run, inbox: Inbox, keep: Keep | None = None) -> Batches:
+    """Yield the records of the shipped program; the last is a Usage or a Failure.
+
+    `keep` gets all messages of an answer that is complete, before its last record is told.
+    """
+    records, unsaved_events, said = Records(), run.events, list[bytes]()
     assert isinstance(unsaved_events, EphemeralStream)
     while data := await inbox.next():
         unsaved_events.note_taken(len(data))
+        if keep is not None:
+            said.append(data)
         batch = records.feed(data)
         if batch:
+            if keep is not None and isinstance(batch[-1], Usage):
+                if batch[:-1]:
+                    yield batch[:-1]
+                await keep(b"".join(said))
+                batch = batch[-1:]
             yield batch
             if isinstance(batch[-1], END):
                 return
@@ -76,7 +88,15 @@ async def _read_stored(
                 yield unstored
                 return
             messages = b"".join(event.data for event in events if event.kind == "message")
-            if messages and (batch := feed(messages)):
+            batch = feed(messages) if messages else []
+            del events, messages  # a client that does not read keeps only what is unread
+            if batch:
+                if isinstance(batch[-1], END) and isinstance(run, Run):
+                    # Its client may ask for more of it at once, so first it is stored.
+                    if batch[:-1]:
+                        yield batch[:-1]
+                    await asyncio.wait([run.known])
+                    batch = batch[-1:]
                 yield batch
                 if isinstance(batch[-1], END):
                     return

@@ -7,14 +7,15 @@ an error response; later it is an event in the stream.
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
 
 from aiohttp import web
 
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http.responses import EVENT_STREAM
-from symphony_runtime.gateway.openai.completions import Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
+    Begun,
     CallArguments,
     CallBegin,
     Failure,
@@ -23,10 +24,10 @@ from symphony_runtime.gateway.openai.program_messages import (
     PromptLogprobs,
     Reasoning,
     Record,
+    Stopped,
     Tokens,
     Usage,
 )
-from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.service import Runs
 
@@ -34,10 +35,38 @@ GONE = "its client went away"
 _ID_BYTES = 40  # of a token id
 _LOGPROB_BYTES = 200  # of a token with its log-probability, about
 Hold = Callable[[int], None]
-Answer = Shape | ResponseShape  # the format of an answer
 _TOLD = (Piece, Reasoning, CallBegin, CallArguments)
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
 _CHECK_SECONDS = 0.1  # between checks of the clients' connections
+
+
+class Events(Protocol):
+    """The format of a stream."""
+
+    def begin(self, begun: Begun | None) -> bytes:
+        """Return what a stream begins with."""
+
+    def chunk(self, piece: Piece) -> bytes:
+        """Return a piece of a stream."""
+
+    def part(self, part: Part) -> bytes:
+        """Return a part of a stream that is no content."""
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the end of a stream."""
+
+    def failed(self, error: OpenAIError) -> bytes:
+        """Return the end of a stream that cannot continue."""
+
+    def kept_bytes(self, piece: Piece | Part) -> int:
+        """Return about the bytes that a stream keeps of a piece."""
+
+
+class Answer(Events, Protocol):
+    """The format of an answer, whole or streamed."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """Return a whole answer; `pieces` has one for each choice."""
 
 
 class Clients:
@@ -124,7 +153,7 @@ async def answer_whole(
 async def answer_stream(
     request: web.Request,
     batches: AsyncIterator[list[Record]],
-    answer: Answer,
+    answer: Events,
     headers: dict[str, str],
     hold: Hold,
 ) -> web.StreamResponse:
@@ -138,11 +167,12 @@ async def answer_stream(
     async for batch in batches:
         begin = b""
         if response is None:
-            if isinstance(batch[0], Failure):
+            if batch and isinstance(batch[0], Failure):
                 raise failure_error(batch[0])
             response = web.StreamResponse(headers={**EVENT_STREAM, **headers})
             await response.prepare(request)
-            begin = answer.begin()
+            first = batch[0] if batch else None
+            begin = answer.begin(first if isinstance(first, Begun) else None)
         try:
             for part in (record for record in batch if isinstance(record, _TOLD)):
                 if size := answer.kept_bytes(part):
@@ -153,6 +183,7 @@ async def answer_stream(
             raise _closed(request) from problem
         for data in _gathered(begin, (_event(record, answer) for record in batch)):
             await response.write(data)
+            del data  # only the unread bytes stay in memory
             await request.writer.drain()
     assert response is not None, "a run ends with its usage or a failure"
     await response.write_eof()
@@ -164,10 +195,9 @@ def _gathered(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
     pending = begin
     for event in events:
         pending += event
-        if len(pending) >= _WRITE_BYTES:
-            for at in range(0, len(pending), _WRITE_BYTES):
-                yield pending[at : at + _WRITE_BYTES]
-            pending = b""
+        while len(pending) >= _WRITE_BYTES:
+            now, pending = pending[:_WRITE_BYTES], pending[_WRITE_BYTES:]
+            yield now
     if pending:
         yield pending
 
@@ -179,13 +209,15 @@ def _closed(request: web.Request) -> ConnectionError:
     return ConnectionResetError("the answer was cut off")
 
 
-def _event(record: Record, answer: Answer) -> bytes:
+def _event(record: Record, answer: Events) -> bytes:
     if isinstance(record, Piece):
         return answer.chunk(record)
     if isinstance(record, Usage):
         return answer.end(record)
     if isinstance(record, Part):
         return answer.part(record)
+    if isinstance(record, Begun):
+        return b""  # told with the beginning
     assert isinstance(record, Failure), "only whole answers have tokens"
     return answer.failed(failure_error(record))
 
@@ -205,6 +237,9 @@ def _add_part(piece: Piece, part: Part) -> None:
     if isinstance(part, Reasoning):
         piece.reasoning += part.text
         return
+    if isinstance(part, Stopped):
+        piece.stopped = part.text
+        return
     piece.calls = piece.calls or []
     if isinstance(part, CallBegin):
         piece.calls.append((part.name, ""))
@@ -217,6 +252,6 @@ def _joined(pieces: list[Piece]) -> Piece:
     """Return a choice's pieces as one."""
     last = pieces[-1]
     logprobs = None
-    if pieces[0].logprobs is not None:
+    if any(piece.logprobs is not None for piece in pieces):  # text before a call has none
         logprobs = [entry for piece in pieces for entry in piece.logprobs or []]
     return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)

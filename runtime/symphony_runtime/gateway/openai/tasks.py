@@ -38,26 +38,26 @@ Parse = Callable[[dict[str, Any], Model, RequestLimits], Task]
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
-    return await _serve(request, parse_tokenize)
+    return await serve_task(request, parse_tokenize)
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
-    return await _serve(request, parse_detokenize)
+    return await serve_task(request, parse_detokenize)
 
 
 async def create_embeddings(request: web.Request) -> web.StreamResponse:
-    return await _serve(request, parse_embeddings, "embd-")
+    return await serve_task(request, parse_embeddings, "embd-")
 
 
 async def create_score(request: web.Request) -> web.StreamResponse:
-    return await _serve(request, parse_score, "score-")
+    return await serve_task(request, parse_score, "score-")
 
 
 async def create_rerank(request: web.Request) -> web.StreamResponse:
-    return await _serve(request, parse_rerank, "rerank-")
+    return await serve_task(request, parse_rerank, "rerank-")
 
 
-async def _serve(request: web.Request, parse: Parse, prefix: str = "") -> web.StreamResponse:
+async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> web.StreamResponse:
     """Answer with what the program finds; `prefix` begins the answer's id, "": it has none."""
     server, tenant = request.app[OPENAI], tenant_of(request)
     raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)

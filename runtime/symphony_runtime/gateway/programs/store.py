@@ -52,13 +52,14 @@ from symphony_runtime.gateway.storage.store import Store
 _log = logging.getLogger(__name__)
 OWNER = "~server"  # of the programs that ship with the server: not a valid tenant name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+DECLARED = ("description", "input_schema", "output_schema")  # of a program's own manifest
 _KNOWN_MAX = 4_096  # programs in memory
 _ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
 _DEFAULT_ENTRIES = ("_start", "lip_main")
 # A tenant's tables: the key of a row, and the columns of unbounded size.
 _TABLES = {
     "program_names": ("name",),
-    "programs": ("id", "imports", "exports", "entries"),
+    "programs": ("id", "imports", "exports", "entries", "manifest"),
     "program_bytes": ("id", "body"),
 }
 
@@ -87,8 +88,15 @@ class Program:
             "imports": list(self.manifest.imports),
             "exports": list(self.manifest.exports),
             "entries": list(self.manifest.entries),
+            **(dict.fromkeys(DECLARED) | self.declared()),
             "created_ms": self.created_ms,
         }
+
+    def declared(self) -> dict[str, Any]:
+        """Return the program's own manifest; {} without one."""
+        # Parsed for each use: as text it takes a tenth of the memory.
+        manifest: dict[str, Any] = json.loads(self.manifest.declared or "{}")
+        return manifest
 
     def entry(self, wanted: str | None) -> str:
         """Return the export to run, `wanted` or the default entry; Problem 400."""
@@ -217,6 +225,20 @@ class Programs:
         programs = [_program(row) for row in rows[:limit]]
         last = programs[-1] if len(rows) > limit else None
         return programs, f"{last.created_ms}.{last.id}" if last else None
+
+    async def named(
+        self, tenant: str, after: str, limit: int
+    ) -> tuple[list[tuple[str, Program]], str | None]:
+        """Return a page of a tenant's names with their programs, and the next page's cursor."""
+        sql = (
+            "SELECT p.*, n.name AS name FROM program_names n"
+            " JOIN programs p ON p.tenant = n.tenant AND p.id = n.program"
+            " WHERE n.tenant = ? AND n.name > ? ORDER BY n.name LIMIT ?"
+        )
+        values = (tenant, after, limit + 1)
+        rows = await self._store.read(lambda c: c.execute(sql, values).fetchall())
+        found = [(str(row["name"]), _program(row)) for row in rows[:limit]]
+        return found, found[-1][0] if len(rows) > limit else None
 
     async def delete(self, tenant: str, reference: str) -> Program:
         """Delete a program and its names, not its live runs; return it. Problem 404."""
@@ -428,15 +450,18 @@ class Programs:
             hashlib.sha256(compiled.artefact).digest(),
             self.program_usage.now_ms() if created_ms is None else created_ms,
             self.program_usage.now_ms(),
+            manifest.declared,
         )
         # Two uploads of the same bytes at once: the second updates the row of the first.
         sql = (
             "INSERT INTO programs (tenant, id, size, imports, exports, entries, compiler,"
-            " artefact_hash, created_ms, used_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " artefact_hash, created_ms, used_ms, manifest)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (tenant, id) DO UPDATE SET size = excluded.size,"
             " imports = excluded.imports, exports = excluded.exports, entries = excluded.entries,"
             " compiler = excluded.compiler, artefact_hash = excluded.artefact_hash,"
-            " created_ms = excluded.created_ms, used_ms = excluded.used_ms"
+            " created_ms = excluded.created_ms, used_ms = excluded.used_ms,"
+            " manifest = excluded.manifest"
         )
         await self._store.write(lambda c: _changing(c, sql, values), tenant)
         self._forget_known()
@@ -511,13 +536,14 @@ def _full(limit: str, what: str, most: int) -> Problem:
 
 
 def _program(row: Row) -> Program:
-    lists = (tuple(json.loads(row[column])) for column in ("imports", "exports", "entries"))
+    columns = ("imports", "exports", "entries")
+    imports, exports, entries = (tuple(json.loads(row[column])) for column in columns)
     return Program(
         tenant=row["tenant"],
         id=row["id"],
         name=row["name"],
         size=row["size"],
-        manifest=Manifest(*lists),
+        manifest=Manifest(imports, exports, entries, row["manifest"]),
         created_ms=row["created_ms"],
     )
 

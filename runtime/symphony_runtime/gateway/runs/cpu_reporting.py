@@ -28,6 +28,8 @@ T = TypeVar("T")
 _ITEM_BYTES = 1_024  # take about as long as the overhead of an item
 _LOOK_SECONDS = 0.1  # between two looks at which tenants have live runs
 _CHARGED_SECONDS = 1e-3  # of a request: so much is charged at once, the rest at its end
+_ANSWER_SECONDS_MAX = 1.0  # a kernel that restarts may answer nothing
+_ANSWER_LOOK_SECONDS = 0.01
 
 
 class _Timed(Generic[T]):
@@ -68,13 +70,14 @@ class CpuReporter:
         self._runs, self._requests, self._kernel = runs, requests, kernel
         store.crash_log.on_written = self.charge_crash_log
         store.on_committed = self.charge_commit
-        kernel.on_pace = self._start_pause
+        kernel.on_pace = self._pause
         # Microseconds, by a run's instance, or by tenant for what belongs to no run.
         self._spent: Counter[int | str] = Counter()
         self._next = self._look = 0.0
         self._live: Set[str] = frozenset()  # tenants that had live runs at the last look
         self._shared = False
-        self._pauses: dict[str, float] = {}  # the end of each tenant's pause
+        self._pauses: dict[str, float] = {}  # the end of each tenant's pause, unless it goes on
+        self._asked = set[str]()  # tenants of whom the kernel is asked whether it goes on
 
     def worker_output(self, worker: Worker, messages: list[Any]) -> None:
         if not self._shared and not self._is_shared():
@@ -114,7 +117,7 @@ class CpuReporter:
     def charge(self, tenant: str, seconds: float) -> None:
         """Charge a tenant for time of no run, unless the tenant is alone."""
         if self._is_contended(tenant):
-            self._spent[tenant] += int(1e6 * seconds)
+            self._spent[tenant] += int(1e6 * seconds) or 1  # 0 would be a question
             self._report()
 
     def charge_awaitable(self, tenant: str, work: Awaitable[T]) -> Awaitable[T]:
@@ -123,24 +126,39 @@ class CpuReporter:
 
     async def wait_pause(self, tenant: str) -> None:
         """Wait for the end of the tenant's pause before work that belongs to no run."""
-        if (seconds := self.rest(tenant)) > 0.0:
+        while (seconds := self.rest(tenant)) > 0.0:  # noqa: ASYNC110 - it grows meanwhile
             await asyncio.sleep(seconds)
 
     def rest(self, tenant: str) -> float:
-        """Return the seconds left of the tenant's pause for work that belongs to no run."""
+        """Return the seconds left of the tenant's pause for work that belongs to no run.
+
+        At its end the kernel is asked whether it goes on. Until the answer it does.
+        """
         until = self._pauses.get(tenant)
         if until is None:
             return 0.0
+        contended, asked = self._is_contended(tenant), tenant in self._asked
         left = until - time.monotonic()
-        if left > 0.0 and self._is_contended(tenant):
-            return left
+        if contended and left <= 0.0 and not asked:
+            self._asked.add(tenant)
+            self._kernel.report_cpu({tenant: 0})
+            asked, left = True, _ANSWER_SECONDS_MAX
+            self._pauses[tenant] = time.monotonic() + left
+        if contended and left > 0.0:
+            return min(left, _ANSWER_LOOK_SECONDS) if asked else left
+        self._asked.discard(tenant)
         del self._pauses[tenant]
         return 0.0
 
-    def _start_pause(self, tenant: str, seconds: float) -> None:
+    def _pause(self, tenant: str, seconds: float) -> None:
+        """Pause a tenant for so long, or end its pause (0.0), as the kernel says."""
         now = time.monotonic()
-        self._pauses = {name: until for name, until in self._pauses.items() if until > now}
-        self._pauses[tenant] = now + seconds
+        self._asked.discard(tenant)
+        self._pauses.pop(tenant, None)
+        old = now - _ANSWER_SECONDS_MAX
+        self._pauses = {name: until for name, until in self._pauses.items() if until > old}
+        if seconds:
+            self._pauses[tenant] = now + seconds
 
     def _is_contended(self, tenant: str) -> bool:
         """Return whether another tenant has live runs; False for the server itself."""

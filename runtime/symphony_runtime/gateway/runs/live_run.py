@@ -54,7 +54,7 @@ class Run:
         self._disk = store.disk
         credit = _Credit(worker, record.seq).taken
         self.events: EventStream = (
-            EphemeralStream(store, record.seq, credit, listener)
+            EphemeralStream(store, record.seq, credit, listener, record.tenant)
             if listener
             else EventStream(store, record.seq, credit, store.crash_log, record.tenant)
         )
@@ -67,6 +67,7 @@ class Run:
         self.ending = False
         self.end: Record | None = None  # once known; becomes `record` when it is stored
         self.unstored: Problem | None = None  # why the first attempt to store the end failed
+        self.asked: str | None = None  # of a request that is kept, until it is an event
         self.unwanted = False  # its client has gone: a failure need not be stored
         self.trace: RunTrace | None = None  # if the request asked for one
         self.log_bytes = 0

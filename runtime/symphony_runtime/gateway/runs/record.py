@@ -38,6 +38,7 @@ class RunRequest:
     priority: int = PRIORITY_DEFAULT
     stream: bool = False
     trace: bool = False
+    asked: str | None = None  # what a client asked, to be kept as the first event
 
 
 @dataclass(slots=True)
@@ -121,8 +122,13 @@ def delete_unstarted_run(connection: Connection, seq: int) -> None:
     connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
 
 
-def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -> int:
-    """Store a run's end and last events, maybe again; return the bytes it keeps."""
+def finish_run(
+    connection: Connection, record: Record, row: tuple[int, bytes], *, counted: bool = False
+) -> int:
+    """Store a run's end and last events, maybe again; return the bytes it keeps.
+
+    `counted`: the tenant's usage has it already.
+    """
     insert_events(connection, record.seq, row)
     sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
     (size,) = connection.execute(sizes, (record.seq,)).fetchone()
@@ -132,7 +138,7 @@ def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -
         (record.status, record.exit_code, record.reason, json.dumps(record.usage), record.ended_ms,
          _RUN_BYTES + size, record.seq),
     )  # fmt: skip
-    if ended.rowcount:
+    if ended.rowcount and not counted:
         add_usage(connection, record.tenant, record.ended_ms or now_ms(), record.usage or {})
     return _RUN_BYTES + int(size)
 

@@ -31,7 +31,12 @@ from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor
-from symphony_runtime.gateway.runs.events.stream import Reader, StoredReader, stored_cursor
+from symphony_runtime.gateway.runs.events.stream import (
+    Reader,
+    StoredReader,
+    pack_final,
+    stored_cursor,
+)
 from symphony_runtime.gateway.runs.live_run import Run, admit_trace, check_stored, new_record
 from symphony_runtime.gateway.runs.record import (
     BOOT_BITS,
@@ -42,6 +47,7 @@ from symphony_runtime.gateway.runs.record import (
     check_here,
     delete_unstarted_run,
     find_run,
+    finish_run,
     insert_run,
     list_runs,
     merge_usage,
@@ -125,6 +131,7 @@ class Runs:
         for worker in self._admit(tenant):
             record = new_record(self.new_instance(), tenant, program, entry, request, run_id)
             run = Run(record, program, worker, self._store, listener)
+            run.asked = request.asked
             if request.trace:
                 run.trace = RunTrace(run.admitted, worker.name)
             self._add_run(run)
@@ -324,6 +331,9 @@ class Runs:
                 )
                 self.spawn(self._end_in_kernel(run, record.seq))
                 raise
+        if run.asked is not None:
+            run.events.append("request", {"text": run.asked})
+            run.asked = None
         run.events.append("status", record.outcome())
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
@@ -552,6 +562,41 @@ class Runs:
             _log.exception("the result of run %s could not be stored", ended.id)
             ended.status, ended.exit_code = "failed", None
             ended.reason = "its result could not be stored"
+
+    async def keep(self, run: Run, events: list[tuple[str, Any]]) -> None:
+        """Store an ephemeral run with these events once it has ended well.
+
+        Its usage is counted already. While the storage fails it is tried again, and the caller does
+        not wait for that.
+        """
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def note_failure(error: StorageError) -> None:
+            if not failed.done():
+                _log.error("run %s cannot be stored yet: %s", run.record.id, error)
+                failed.set_result(None)
+
+        stored = self.spawn(self._keep(run, events, note_failure))
+        await asyncio.wait([stored, failed], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _keep(
+        self,
+        run: Run,
+        events: list[tuple[str, Any]],
+        note_failure: Callable[[StorageError], None],
+    ) -> None:
+        await asyncio.wait([run.over])
+        ended = run.record
+        if (ended.status, ended.exit_code) != ("exited", 0):
+            return  # it is stored as it is
+        row = pack_final(1, 0, events + ended.finals())
+
+        def store(connection: Connection) -> int:
+            insert_run(connection, ended)
+            return finish_run(connection, ended, row, counted=True)
+
+        size = await self._store.write_until_stored(store, ended.tenant, note_failure)
+        self._retention.count_run(ended.tenant, size)
 
     async def _end_in_kernel(self, run: Run, instance: int) -> None:
         try:

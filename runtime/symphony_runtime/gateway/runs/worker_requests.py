@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
+from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
 from symphony_runtime.gateway.egress import calls as egress
 from symphony_runtime.gateway.egress.calls import Egress
@@ -65,6 +66,8 @@ class WorkerRequests:
         try:
             if message.what == "spawn":
                 self._runs.spawn(self._spawn_child(worker, message.seq, message.args))
+            elif message.what == "send":
+                self._ask_for_memory(worker, message)
             elif message.what in ("channel_send", "channel_recv"):
                 self._start_channel_call(worker, message)
             elif message.what in KINDS:
@@ -84,6 +87,25 @@ class WorkerRequests:
         run = self._runs.run_of(worker, instance)
         if isinstance(error, LimitError) and run is not None:
             self._runs.metrics.count_limit(run.record.tenant, error.limit)
+
+    def _ask_for_memory(self, worker: Worker, message: m.Ask) -> None:
+        """Answer once a run may send a large message."""
+        instance, size = message.args.get("instance"), message.args.get("bytes")
+        run = self._runs.run_of(worker, instance)
+        if run is None or instance != run.record.seq:
+            raise SyscallError(Errno.EBADF, "no such instance")
+        if not isinstance(size, int) or not 0 < size <= MESSAGE_BYTES_MAX:
+            raise m.MessageError(f"a message of {size!r} bytes")
+        pending = self._pending.setdefault(worker, {})
+
+        def grant() -> None:
+            pending.pop(message.seq, None)
+            worker.answer(message.seq, 0)
+
+        pending[message.seq] = _Pending(instance, lambda: None)
+        cancel = run.events.ask_for_memory(size, grant)
+        if message.seq in pending:
+            pending[message.seq] = _Pending(instance, cancel)
 
     # -- Channels ------------------------------------------------------------------------------
     def _start_channel_call(self, worker: Worker, message: m.Ask) -> None:

@@ -3,6 +3,7 @@
 store                         one thread that writes and one that reads
 database                      the contract; sqlite and postgresql implement it
 schema                        numbered migrations, in `migrations/`
+large_sends                   memory that large messages of programs wait for
 crash_log                     events of live runs that are not in the database yet
 write_behind                  many small records, written in batches
 changes                       changes by other gateways of the database

@@ -30,6 +30,7 @@ from symphony_runtime.gateway.storage.database import (
     StoreError,
 )
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget
+from symphony_runtime.gateway.storage.large_sends import LargeSends
 from symphony_runtime.gateway.storage.schema import migrate
 from symphony_runtime.gateway.storage.sqlite import SqliteDatabase
 
@@ -91,6 +92,7 @@ class Store:
         self.crash_log = CrashLog(path.parent)
         self.disk.on_available = self.crash_log.schedule_credit
         self.stored_events = StoredEventCache(self.read)
+        self.large_sends = LargeSends()
         # Gets the CPU seconds of each commit, by owner.
         self.on_committed: Callable[[Mapping[int | str, float]], None] = lambda _seconds: None
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
@@ -180,6 +182,7 @@ class Store:
             batch, closing = self._take_batch()
             if batch:
                 self._write_batch(batch)
+            del batch  # what it wrote, which would stay until the next operation comes
         self._writer_connection.close()
 
     def _take_batch(self) -> tuple[list[_Queued], bool]:

@@ -26,7 +26,12 @@ from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.audit import Audit, AuditedRequest
-from symphony_runtime.gateway.tenancy.authentication import Authentication, read_keys, suspended
+from symphony_runtime.gateway.tenancy.authentication import (
+    Authentication,
+    authorization_of,
+    read_keys,
+    suspended,
+)
 from symphony_runtime.gateway.tenancy.keys import KeyRing
 from symphony_runtime.gateway.tenancy.tenants import (
     Change,
@@ -187,7 +192,7 @@ class Administration:
     ) -> None:
         """Record an operator's change (`admin`), or a refused request."""
         asked = AuditedRequest(
-            self.keys.find_key(request.headers.get("Authorization")),
+            self.keys.find_key(authorization_of(request.headers)),
             request.remote or "",
             action,
             request.path,

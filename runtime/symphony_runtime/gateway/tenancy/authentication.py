@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -158,9 +158,16 @@ def _unauthorized(authorization: str | None, wanted: str) -> Problem:
     if _is_bearer(authorization):
         words = f"this key is not valid: it is unknown, revoked or expired, or not {wanted}"
     else:
-        words = f"this route needs the header `Authorization: Bearer <key>` with {wanted}"
+        header = "`Authorization: Bearer <key>`, or `x-api-key`,"
+        words = f"this route needs the header {header} with {wanted}"
     challenge = {"WWW-Authenticate": 'Bearer realm="symphony"'}
     return Problem(401, "unauthorized", words, headers=challenge)
+
+
+def authorization_of(headers: Mapping[str, str]) -> str | None:
+    """Return a request's `Authorization`; a key in `x-api-key`, as Anthropic's clients, is one."""
+    key = headers.get("x-api-key")
+    return headers.get("Authorization", None if key is None else f"Bearer {key}")
 
 
 async def open_keys(store: Store, config: GatewayConfig) -> tuple[Authentication, str | None]:

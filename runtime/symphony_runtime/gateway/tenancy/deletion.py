@@ -1,7 +1,8 @@
 """Deletion of a tenant with all it has, at every gateway.
 
-    suspend -> its runs end -> its requests end -> KV files, offered prefixes -> programs, also in
-    workers -> runs, secrets, keys of requests -> the rest of them in logs -> the tenant itself
+    suspend -> its runs and batches end -> its requests end -> batches, files -> KV files, offered
+    prefixes -> programs, also in workers -> runs, secrets, keys of requests -> the rest of them in
+    logs -> the tenant itself
     -> all that came in between, here and at each other gateway of the database (`members`)
 
 Each step is repeatable. A failure leaves a suspended tenant, and another request continues from
@@ -15,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -39,6 +41,16 @@ _LOOK_SECONDS = 0.1  # between looks at what has to end
 _RETRY_SECONDS = 1.0  # after a failure to forget a tenant
 
 
+class TenantBatches(Protocol):
+    """The batches and files of tenants."""
+
+    async def stop_tenant(self, tenant: str) -> None:
+        """Stop a tenant's batches here."""
+
+    async def forget_tenant(self, tenant: str, *, rows: bool = True) -> None:
+        """Delete a tenant's batches and files; without `rows` another tenant has the name."""
+
+
 class TenantDeletion:
     """Deletes tenants, and forgets deleted ones; `run` until it is cancelled."""
 
@@ -51,6 +63,7 @@ class TenantDeletion:
         channels: Channels,
         retention: Retention,
         forget_keys: Callable[[str], Awaitable[None]],
+        batches: TenantBatches,
     ) -> None:
         """`forget_keys` deletes the keys of requests of a tenant that makes none."""
         self.members = members
@@ -61,6 +74,7 @@ class TenantDeletion:
         self._channels = channels
         self._retention = retention
         self._forget_keys = forget_keys
+        self._batches = batches
         self._pending: set[str] = set()
         self._failures: dict[str, str] = {}  # the last logged failure of each
         self._wake = asyncio.Event()
@@ -111,9 +125,11 @@ class TenantDeletion:
         Raises Problem: 503, a run or a request has not ended, or the kernel is away. OSError.
         """
         await self._administration.expel(tenant)
+        await self._batches.stop_tenant(tenant)
         await self._end_requests(tenant)
         if self._runs.runs_of(tenant):
             raise unavailable("a run of the tenant has not ended yet: ask again")
+        await self._batches.forget_tenant(tenant, rows=rows)
         await self._forget_kv(tenant)
         await self._programs.forget_tenant(tenant, rows=rows)
         unload(self._runs, tenant, f"{tenant}/")

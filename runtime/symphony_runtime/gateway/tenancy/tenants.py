@@ -25,6 +25,7 @@ ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 # Tables whose rows go with the tenant, since a later tenant may have its name.
 _TENANT_TABLES = (
     "keys", "secrets", "idempotency", "idempotency_counts", "program_names", "program_bytes",
+    "batches", "file_counts",
 )  # fmt: skip
 # Quotas that an operator may set for a tenant: (minimum, maximum).
 QUOTAS: dict[str, tuple[int, int]] = {
@@ -218,5 +219,5 @@ def delete_tenant(connection: Connection, tenant: str, now_ms: int) -> list[str]
 
 def _left_of(connection: Connection, tenant: str) -> list[str]:
     any_of = "SELECT 1 FROM {} WHERE tenant = ? LIMIT 1"
-    tables = ("programs", "runs")
+    tables = ("programs", "runs", "files")
     return [t for t in tables if connection.execute(any_of.format(t), (tenant,)).fetchone()]

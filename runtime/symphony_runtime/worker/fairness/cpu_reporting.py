@@ -17,7 +17,7 @@ from symphony_kernel.protocol.links import Link
 from symphony_runtime.worker.fairness.run_queue import RunQueue, TenantShare
 from symphony_runtime.worker.run import Run
 
-_ANSWER_SECONDS = 0.01  # for the kernel to answer, during a step
+_ANSWER_SECONDS_MAX = 1.0  # a kernel that restarts may answer nothing
 
 
 class CpuReporter:
@@ -59,15 +59,19 @@ class CpuReporter:
             kernel.send(frame)
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Throttle a tenant, as the kernel says."""
+        """Throttle a tenant, or no longer (0 ms), as the kernel says."""
         message = m.decode(frame)
         assert isinstance(message, m.Pace), message
         share = self._run_queue.throttle(message.tenant)
-        if share is not None:
-            timer = self._timers.pop(share, None)
-            if timer is not None:
-                timer.cancel()
+        if share is None:
+            return
+        timer = self._timers.pop(share, None)
+        if timer is not None:
+            timer.cancel()
+        if message.ms:
             self._timers[share] = self._loop.call_later(message.ms / 1000, self._ask_kernel, share)
+        else:
+            self._unthrottle(share)
 
     def close(self) -> None:
         for timer in self._timers.values():
@@ -75,13 +79,13 @@ class CpuReporter:
         self._timers.clear()
 
     def _ask_kernel(self, share: TenantShare) -> None:
-        """Ask whether to throttle a tenant longer; no answer means no."""
+        """Ask whether to throttle a tenant longer. Until the answer it is throttled."""
         if self._kernel is not None:
-            self._kernel.send([m.Spent.KIND, [[share.reported_run, 0]]])
-        self._timers[share] = self._loop.call_later(_ANSWER_SECONDS, self._unthrottle, share)
+            self._kernel.send([m.Spent.KIND, [[share.tenant, 0]]])
+        self._timers[share] = self._loop.call_later(_ANSWER_SECONDS_MAX, self._unthrottle, share)
 
     def _unthrottle(self, share: TenantShare) -> None:
-        del self._timers[share]
+        self._timers.pop(share, None)
         self._run_queue.unthrottle(share)
         for on_resume in self._on_resume:
             on_resume()

@@ -5,7 +5,12 @@ from functools import partial
 from typing import Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RANDOM_BYTES_MAX, WAIT_TICKETS_MAX
+from symphony_kernel.protocol.limits import (
+    MESSAGE_BYTES_MAX,
+    RANDOM_BYTES_MAX,
+    SEND_AT_ONCE_BYTES_MAX,
+    WAIT_TICKETS_MAX,
+)
 from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.instance import Instance
@@ -25,7 +30,11 @@ def input_read(instance: Instance, pointer: int, capacity: int) -> int:
 
 
 def send(instance: Instance, pointer: int, length: int) -> int | None:
-    """Send a message to the user; suspends while a connected reader is behind."""
+    """Send a message to the user; suspends while a connected reader or the gateway is behind."""
+    if SEND_AT_ONCE_BYTES_MAX < length <= MESSAGE_BYTES_MAX and instance.parent is None:
+        instance.fiber.check(pointer, length)
+        instance.send_large(length, partial(instance.fiber.read, pointer, length))
+        return None
     return instance.send(validation.message(instance, pointer, length))
 
 

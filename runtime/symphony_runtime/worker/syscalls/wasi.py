@@ -7,7 +7,12 @@ import struct
 from collections.abc import Callable
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import IOVECS_MAX, MESSAGE_BYTES_MAX, RANDOM_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    IOVECS_MAX,
+    MESSAGE_BYTES_MAX,
+    RANDOM_BYTES_MAX,
+    SEND_AT_ONCE_BYTES_MAX,
+)
 
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.run import TRAPPED, Ending
@@ -43,14 +48,23 @@ def fd_write(instance: Instance, fd: int, iovs: int, count: int, written: int) -
     instance.fiber.check(written, 4)
     words = struct.unpack(f"<{2 * count}I", instance.fiber.read(iovs, 8 * count))
     parts = list(zip(words[::2], words[1::2], strict=True))
-    if sum(length for _, length in parts) > MESSAGE_BYTES_MAX:
+    size = sum(length for _, length in parts)
+    if size > MESSAGE_BYTES_MAX:
         return TOO_BIG
-    data = b"".join(instance.fiber.read(pointer, length) for pointer, length in parts)
-    instance.fiber.write(written, struct.pack("<I", len(data)))
-    if fd == _STDOUT and data:
-        return instance.send(data, result=SUCCESS)
-    if data:
-        instance.write_log(_LOG_INFO, data)
+    for pointer, length in parts:
+        instance.fiber.check(pointer, length)
+
+    def read() -> bytes:
+        return b"".join(instance.fiber.read(pointer, length) for pointer, length in parts)
+
+    instance.fiber.write(written, struct.pack("<I", size))
+    if fd == _STDOUT and instance.parent is None and size > SEND_AT_ONCE_BYTES_MAX:
+        instance.send_large(size, read, result=SUCCESS)
+        return None
+    if fd == _STDOUT and size:
+        return instance.send(read(), result=SUCCESS)
+    if size:
+        instance.write_log(_LOG_INFO, read())
     return SUCCESS
 
 

@@ -6,8 +6,7 @@ A text is processed in slices of about 10 ms. After each, the tenant with the le
 (`virtual_time_queue`). Within a tenant the shorter text goes first. A text whose program has ended
 is dropped at the end of the slice. A long piece that cannot be cut (`LARGE_PIECE_CHARS`) runs to
 its end, half a second for the longest, so only one thread takes such pieces. A text counts as its
-tenant's memory until it is done, and its time as the program's. Memory of large pieces is returned
-to the system when no text is left.
+tenant's memory until it is done, and its time as the program's.
 """
 
 import asyncio
@@ -20,7 +19,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from symphony_kernel.platform.malloc import trim
 from symphony_kernel.protocol.errno import Errno, LimitError
 
 from symphony_runtime.worker.fairness.run_queue import TenantShare
@@ -93,7 +91,6 @@ class TextPool:
         self._order = count()
         self._active = 0  # running slices
         self._large = False  # one of them is a large piece
-        self._trim_due = False  # a large piece ended since the last trim
         self._works: dict[int, TextWork] = {}  # by instance, running ones included
 
     def __len__(self) -> int:
@@ -165,7 +162,7 @@ class TextPool:
         done = future.result()
         self._active -= 1
         if work.large:
-            self._large, self._trim_due = False, True
+            self._large = False
         texts.active -= 1
         texts.used_ns += done.spent_ns
         self._charge(work.instance, done.spent_ns)
@@ -177,9 +174,6 @@ class TextPool:
                 self.cancel(work.instance)
                 work.on_done(done.result)
         self.serve()
-        if self._trim_due and not self._active and not self._works:
-            self._trim_due = False
-            self._executor.submit(trim)
 
 
 def run_slice(pieces: Pieces) -> Slice:

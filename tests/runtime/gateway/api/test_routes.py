@@ -21,7 +21,7 @@ from tests.support.gateway.routes import filled
 from tests.support.gateway.system import Answer, SystemRig, with_system
 from tests.support.run_by import run_by
 
-LATER = ("/", "/v1/runs/x/trace", "/v1/admin/nothing")
+LATER = ("/console", "/v1/runs/x/trace", "/v1/admin/nothing")
 
 
 def problem_of(answer: Answer) -> dict[str, Any]:
@@ -62,7 +62,9 @@ async def test_application_serves_the_table_and_no_more(system: SystemRig, _: Cl
 @run_by(with_system, "tmp_path")
 async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: Client) -> None:
     opened = {route.path for route in ROUTES if route.access is Access.OPEN}
-    assert opened == {"/healthz", "/readyz", "/health", "/version"}
+    assert opened == {
+        "/", "/console/{file}", "/healthz", "/readyz", "/health", "/version"
+    }  # fmt: skip
     tenant, admin = f"Bearer {system.key}", f"Bearer {system.admin_key}"
     wrong = [None, "", "Bearer", "Bearer ", "Bearer sym_x_y", tenant[:-1], tenant + "x",
              tenant.replace("Bearer", "Basic"), system.key]  # fmt: skip
@@ -71,7 +73,7 @@ async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: C
         for route in ROUTES:
             for key in [*wrong, *others[route.access]]:
                 headers = {} if key is None else {"Authorization": key}
-                path = filled(route.path, path="a/b")
+                path = filled(route.path, path="a/b", file="console.js")
                 async with session.request(route.method, path, headers=headers) as response:
                     answer = Answer(response.status, response.headers, await response.read())
                 if route.access is Access.OPEN:
@@ -81,6 +83,8 @@ async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: C
                 assert answer.headers["WWW-Authenticate"].startswith("Bearer")
                 if route.errors == "Problem":
                     problem_of(answer)
+                elif route.errors == "AnthropicError":
+                    assert answer.json["error"]["type"] == "authentication_error"
                 else:
                     assert answer.json["error"]["code"] == "invalid_api_key"
 

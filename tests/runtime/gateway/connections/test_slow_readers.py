@@ -3,15 +3,12 @@
 import asyncio
 import contextlib
 import socket
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-from symphony_kernel.protocol.limits import WRITE_BYTES_HIGH
-from symphony_runtime.gateway.connections import slow_readers as watched
+from symphony_kernel.protocol.limits import LARGE_SENDS_BYTES_MAX, WRITE_BYTES_HIGH
 from symphony_runtime.gateway.connections.slow_readers import SlowReaders, _Writing
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 
@@ -122,29 +119,22 @@ async def test_readers_past_their_tenants_bound_are_cut_and_no_others(tmp_path: 
             client.close()
 
 
+async def test_large_messages_of_many_runs_wait_in_their_programs(tmp_path: Path) -> None:
+    async with SystemRig(tmp_path) as system, system.client() as client:
+        large = system.gateway.services.store.large_sends
+        await client.upload(SEVEN, "seven")
+        runs = [await client.start("seven") for _ in range(40)]
+        most = 0
+        while any(True for _ in system.gateway.services.runs.all_live()):
+            most = max(most, LARGE_SENDS_BYTES_MAX - large.left)
+            await asyncio.sleep(0)
+        assert MESSAGE_BYTES < most <= LARGE_SENDS_BYTES_MAX // 2
+        for run in runs:
+            assert len((await client.result(run))["messages"]) == MESSAGES
+        assert large.left == LARGE_SENDS_BYTES_MAX
+
+
 async def test_timer_without_readers_stops(tmp_path: Path) -> None:
     async with system_with_run(tmp_path, 0.2) as (system, _):
         readers: SlowReaders = system.gateway.services.slow.readers
         await wait_until(lambda: readers._timer is None)
-
-
-async def test_heap_is_trimmed_in_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    go, trims = threading.Event(), list[threading.Thread]()
-
-    def trim() -> None:
-        trims.append(threading.current_thread())
-        go.wait(20)
-
-    monkeypatch.setattr(watched, "_TRIM_SECONDS", 0.0)
-    monkeypatch.setattr(watched, "trim", trim)
-    readers = SlowReaders()
-    for _ in range(3):
-        readers._most, readers.unread = 10 << 20, 0
-        readers._trim()
-        await wait_until(lambda: trims)
-    assert len(trims) == 1
-    assert trims[0] is not threading.current_thread()
-    go.set()
-    await wait_until(lambda: readers._trimming is None or readers._trimming.done())
-    readers._trim()
-    await wait_until(lambda: len(trims) == 2)

@@ -83,7 +83,7 @@ async def test_model_without_tokenizer_or_template_says_so(system: SystemRig, _:
         ("POST", "/v1/moderations", "moderations are not served"),
         ("POST", "/v1/audio/speech", "audio is not served"),
         ("POST", "/v1/images/generations", "images are not served"),
-        ("GET", "/v1/files", "files are not served"),
+        ("GET", "/v1/uploads", "uploads are not served"),
         ("POST", "/v1/nothing/else", "there is no route /v1/nothing/else"),
         ("GET", "/v1/" + "x" * 500, f"there is no route /v1/{'x' * 96}"),
         ("POST", "/chat/completions",

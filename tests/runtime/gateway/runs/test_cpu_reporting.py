@@ -58,10 +58,14 @@ class Kernel:
 
     def __init__(self) -> None:
         self.spent: dict[int | str, int] = {}
+        self.asked: list[int | str] = []
         self.on_pace: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
     def report_cpu(self, spent: Mapping[int | str, int]) -> None:
         for whose, microseconds in spent.items():
+            if not microseconds:
+                self.asked.append(whose)
+                continue
             self.spent[whose] = self.spent.get(whose, 0) + microseconds
 
 
@@ -148,6 +152,32 @@ def test_throttled_tenant_rests_while_others_have_runs() -> None:
     deadline = time.monotonic() + 20
     while costs.rest("uploads"):
         assert time.monotonic() < deadline, "it rests although all others have gone"
+
+
+async def test_pause_goes_on_until_the_kernel_ends_it() -> None:
+    costs, _, kernel = make(1)
+    kernel.on_pace("requests", 0.01)
+    waiting = [asyncio.create_task(costs.wait_pause("requests")) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    assert kernel.asked == ["requests"], "once, whichever of them asks"
+    kernel.on_pace("requests", 0.05)
+    await asyncio.sleep(0.2)
+    assert kernel.asked == ["requests"] * 2
+    assert not any(task.done() for task in waiting)
+    kernel.on_pace("requests", 0.0)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*waiting)
+
+
+async def test_pause_ends_if_the_kernel_does_not_answer() -> None:
+    costs, _, kernel = make(1)
+    kernel.on_pace("requests", 0.01)
+    began = time.monotonic()
+    async with asyncio.timeout(20):
+        await costs.wait_pause("requests")
+    assert time.monotonic() - began > 1.0
+    assert costs.rest("requests") == 0.0
+    assert kernel.asked == ["requests"]
 
 
 def test_commit_is_charged_to_runs_and_tenants() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import msgpack
 import pytest
 from symphony_kernel.protocol.errno import Errno
-from symphony_runtime.client import Client, Event
+from symphony_runtime.client import Client, ClientError, Event
 from symphony_runtime.gateway.api import programs_and_runs
 from symphony_runtime.gateway.http.idempotency import Idempotency, KeyedRequest
 from symphony_runtime.gateway.openai import run_records
+from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.stream import EventStream
 from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.record import RunRequest
 from symphony_runtime.gateway.storage import crash_log
 from symphony_runtime.gateway.storage.database import Connection, FullError, StorageError
 from symphony_runtime.gateway.storage.store import Store
@@ -309,6 +311,41 @@ async def test_completion_whose_end_cannot_be_stored_is_an_error(
     assert "the run has ended" in answer.json["error"]["message"]
     disk.heal()
     assert (await wait_for_status(run, client, "exited"))["output"] == "last"
+
+
+@run_by(on_disk, "disk")
+async def test_answer_that_cannot_be_stored_yet_is_told_and_stored_later(
+    system: SystemRig, client: Client, disk: Disk
+) -> None:
+    says_hello = guests.wasm(main(f"{drop('send', 0, 5)} (i32.const 0)", data(0, "hello")))
+    await client.upload(says_hello, "hello")
+    services, inbox = system.gateway.services, Inbox()
+    program = await services.programs.get("default", "hello")
+    run = await services.runs.start(program, RunRequest(), listener=inbox)
+    said = await inbox.next()
+    await run.over
+    disk.fail()
+    events: list[tuple[str, Any]] = [("request", {"text": "q"}), ("message", said)]
+    await asyncio.wait_for(services.runs.keep(run, events), SECONDS)
+    disk.heal()
+    assert (await wait_until_kept(run.record.id, client))["output"] == said.decode()
+    kept = await all_of(client.events(run.record.id))
+    assert [event.kind for event in kept] == ["request", "message", "usage", "status"]
+    assert kept[0].data == {"text": "q"}
+
+
+async def wait_until_kept(run: str, client: Client) -> dict[str, Any]:
+    """Return a run's result once it is stored: before, there is none."""
+
+    async def is_there() -> bool:
+        try:
+            await client.result(run)
+        except ClientError:
+            return False
+        return True
+
+    await wait_until(is_there, SECONDS)
+    return await client.result(run)
 
 
 async def used_runs(system: SystemRig) -> list[int]:

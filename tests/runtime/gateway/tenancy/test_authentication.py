@@ -6,7 +6,7 @@ from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.authentication import open_keys
+from symphony_runtime.gateway.tenancy.authentication import authorization_of, open_keys
 
 from tests.support.gateway.stores import open_store, with_sqlite
 from tests.support.run_by import run_by
@@ -46,6 +46,12 @@ async def test_first_start_alone_makes_both_keys(store: Store, *, tmp_path: Path
         again.admit(f"Bearer {made}", tenants=False, operators=True)
     rows = await store.read(lambda c: [tuple(row) for row in c.execute("SELECT * FROM keys")])
     assert made.split("_", 2)[2] not in repr(rows)
+
+
+def test_key_may_come_in_x_api_key() -> None:
+    assert authorization_of({"x-api-key": "k"}) == "Bearer k"
+    assert authorization_of({"Authorization": "Bearer a", "x-api-key": "k"}) == "Bearer a"
+    assert authorization_of({}) is None
 
 
 async def test_start_on_other_hosts_needs_an_operators_tenant(tmp_path: Path) -> None:

@@ -71,34 +71,49 @@ async def test_pace_frame_throttles_a_tenant_for_the_last_given_time() -> None:
 
 
 class _Kernel:
-    """The worker's link to a kernel that throttles a tenant again, so many times."""
+    """The worker's link to a kernel that gives these answers, and then none."""
 
-    def __init__(self, times: int) -> None:
-        self.times, self.asked = times, list[list[object]]()
+    def __init__(self, *answers_ms: int) -> None:
+        self.answers_ms, self.asked = list(answers_ms), list[list[object]]()
         self.pacing: CpuReporter | None = None
 
     def send(self, frame: list[object]) -> None:
-        assert self.pacing is not None
         self.asked.append(frame)
-        if len(self.asked) <= self.times:
-            self.pacing.on_frame(m.encode(m.Pace("one", 5)))
+        if self.answers_ms:
+            asyncio.get_running_loop().call_later(0.05, self._answer, self.answers_ms.pop(0))
+
+    def _answer(self, ms: int) -> None:
+        assert self.pacing is not None
+        self.pacing.on_frame(m.encode(m.Pace("one", ms)))
 
 
-async def test_throttled_tenant_is_released_when_the_kernel_stops_asking() -> None:
+async def _seconds_throttled(*answers_ms: int) -> float:
+    """Return how long a tenant rests whose kernel answers so; it is asked until it says 0."""
     turns, woken = RunQueue(), asyncio.Event()
-    pacing, kernel = CpuReporter(turns, woken.set), _Kernel(3)
+    pacing, kernel = CpuReporter(turns, woken.set), _Kernel(*answers_ms)
     kernel.pacing = pacing
     one = _begin(turns, "one", 1)
     _begin(turns, "other", 2)
     pacing.send_report(cast(Link, kernel))
     pacing.add_spent(one, 5_000)
     assert pacing.take_report() == [m.Spent.KIND, [[1, 5]]]
+    began = asyncio.get_running_loop().time()
     pacing.on_frame(m.encode(m.Pace("one", 5)))
     async with asyncio.timeout(20):
         await woken.wait()
     assert not _throttled(one)
-    assert kernel.asked == 4 * [[m.Spent.KIND, [[1, 0]]]]
+    assert kernel.asked == max(len(answers_ms), 1) * [[m.Spent.KIND, [["one", 0]]]]
     pacing.close()
+    return asyncio.get_running_loop().time() - began
+
+
+async def test_tenant_is_throttled_until_the_kernel_releases_it() -> None:
+    # Each answer takes 50 ms, as a busy kernel's.
+    assert 0.22 <= await _seconds_throttled(5, 5, 5, 0) < 0.9
+
+
+async def test_tenant_is_released_if_the_kernel_does_not_answer() -> None:
+    assert 1.0 <= await _seconds_throttled() < 5.0
 
 
 async def test_throttled_run_can_be_killed() -> None:

@@ -9,10 +9,12 @@ from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
     RANDOM_BYTES_MAX,
     RUN_LOG_BYTES_MAX,
+    SEND_AT_ONCE_BYTES_MAX,
     SEND_WINDOW_BYTES,
 )
 
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 from tests.support.worker import guests
 from tests.support.worker.guests import call, data, drop, main, result, say, times
 from tests.support.worker.rig import WorkerRig, in_virtual_time
@@ -173,6 +175,42 @@ async def test_send_waits_only_for_a_slow_reader(rig: WorkerRig) -> None:
     assert len(run.messages) == 6
     run.credit(20 * chunk)
     assert len((await run.ended).messages) == 12
+
+
+async def test_large_send_waits_for_the_gateway_and_is_read_then(rig: WorkerRig) -> None:
+    rig.gateway.grants_sends = False
+    size = SEND_AT_ONCE_BYTES_MAX + 1
+    body = " ".join(drop("send", 100, n) for n in (5, size, 2)) + " (i32.const 0)"
+    run = await rig.start(main(body, data(100, "hello")))
+    await run.wait_messages(1)
+    await asyncio.sleep(0.02)
+    (_, asked), *more = rig.gateway.sends_asked
+    assert (asked.args["bytes"], more) == (size, [])
+    assert run.messages == [b"hello"]
+    hello = f"{drop('send', 100, 5)} (i32.const 0)"
+    other = await rig.run(main(hello, data(100, "other")))
+    assert other.messages == [b"other"]
+    rig.gateway.grant_sends()
+    assert [len(each) for each in (await run.ended).messages] == [5, size, 2]
+
+
+async def test_large_send_past_the_output_limit_is_not_asked_for(rig: WorkerRig) -> None:
+    program = main(f"{drop('send', 0, 2 * SEND_AT_ONCE_BYTES_MAX)} (i32.const 0)")
+    ended = await rig.run(program, limits={"output_bytes": SEND_AT_ONCE_BYTES_MAX})
+    assert ended.status == "killed"
+    assert ended.reason.startswith("output limit")
+    assert not [each for each in rig.gateway.asked if each.what == "send"]
+
+
+async def test_large_send_of_a_killed_run_is_not_awaited_any_longer(rig: WorkerRig) -> None:
+    rig.gateway.grants_sends = False
+    run = await rig.start(main(call("send", 0, SEND_AT_ONCE_BYTES_MAX + 1)))
+    await wait_until(lambda: rig.gateway.sends_asked)
+    run.kill("enough")
+    assert (await run.ended).status == "killed"
+    rig.gateway.grant_sends()
+    await asyncio.sleep(0.02)
+    assert run.messages == []
 
 
 async def test_send_of_a_too_large_message_is_efbig(rig: WorkerRig) -> None:

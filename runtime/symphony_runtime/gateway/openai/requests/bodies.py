@@ -5,6 +5,7 @@ Unknown fields are refused by name, so that no request is answered as if it had 
 
 import json
 import re
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,9 +19,9 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
+from symphony_runtime.gateway.openai.requests.response_tools import ResponseTools
 from symphony_runtime.gateway.openai.requests.tools import (
     ResponseToolChoice,
-    ResponseTools,
     ToolChoice,
     Tools,
 )
@@ -29,7 +30,7 @@ from symphony_runtime.validation import FieldError, StrictModel, check_model, fi
 # Taken without effect: they change nothing in an answer of this server.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
            "prompt_cache_options", "prompt_cache_retention", "prediction", "request_id",
-           "priority", "verbosity"}  # fmt: skip
+           "priority", "verbosity", "client_metadata", "max_tool_calls"}  # fmt: skip
 # Taken only with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -67,7 +68,14 @@ _Count = Annotated[int, Field(ge=0)]
 _Logprobs = Annotated[int, Field(ge=0, le=PRED_LOGPROBS_MAX)]
 
 Summary = Literal["auto", "concise", "detailed"]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# What a response may be asked to have besides. Without effect but for the log-probabilities: what
+# the others are of is never in an answer, and reasoning is sent as its text.
+Included = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
 
 
 class StreamOptions(StrictModel):
@@ -138,11 +146,13 @@ class ConversationBody(GenerationBody):
 
 
 class ReasoningOptions(StrictModel):
-    """How much a response reasons; no summaries are made."""
+    """How much a response reasons; the others have no effect, and no summaries are made."""
 
     effort: ReasoningEffort | None = None
-    summary: Summary | None = None
+    summary: Summary | Literal["none"] | None = None
     generate_summary: Summary | None = None
+    context: str | None = None
+    mode: str | None = None
 
 
 class ChatBody(ConversationBody):
@@ -170,6 +180,11 @@ class ResponseBody(ConversationBody):
     tools: ResponseTools = []
     tool_choice: ResponseToolChoice | None = None
     reasoning: ReasoningOptions | None = None
+    include: list[Included] = Field([], max_length=16)
+    top_logprobs: _Logprobs | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    background: bool = False
     metadata: _Metadata = {}
     user: str = ""
 
@@ -190,7 +205,12 @@ def read_body(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
     return checked
 
 
-def read_fields(kind: type[AnyModel], body: dict[str, Any]) -> AnyModel:
+def read_fields(
+    kind: type[AnyModel],
+    body: dict[str, Any],
+    ignored: Container[str] = IGNORED,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+) -> AnyModel:
     """Return a model of a body's fields, without those that have no effect; OpenAIError 400."""
     given, fields = {}, kind.model_fields
     for name, value in body.items():
@@ -200,12 +220,12 @@ def read_fields(kind: type[AnyModel], body: dict[str, Any]) -> AnyModel:
             # JSON does not tell 5.0 from 5, and some clients write integers so.
             whole = type(value) is float and value.is_integer()
             given[name] = int(value) if whole else value
-        elif name in IGNORED:
+        elif name in ignored:
             continue
-        elif name not in NEUTRAL:
+        elif name not in neutral:
             raise _unrecognized(name)
-        elif value not in NEUTRAL[name]:
-            taken = " and ".join(map(json.dumps, NEUTRAL[name]))
+        elif value not in neutral[name]:
+            taken = " and ".join(map(json.dumps, neutral[name]))
             raise refused(f"`{name}` is not supported; of its values only {taken} may be given",
                           name, "unsupported_parameter")  # fmt: skip
     try:

@@ -26,7 +26,10 @@ from symphony_runtime.gateway.openai.requests.conversation import conversation_o
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.messages import read_messages
 from symphony_runtime.gateway.openai.requests.response_items import read_items
+from symphony_runtime.gateway.openai.requests.response_tools import check_kinds, read_tools
 from symphony_runtime.gateway.openai.requests.tools import ToolUse, read_tool_use
+
+_LOGPROBS = "message.output_text.logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,15 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
     """Return the job of a `/v1/chat/completions` body; OpenAIError 400."""
     request = read_body(ChatBody, body)
     messages = read_messages(request.messages, "messages")
+    job = chat_job(request, messages, model, limits)
+    parsed = _parsed(job, request.n, request)
+    return replace(parsed, call_id_characters=model.answers.tools.id_characters)
+
+
+def chat_job(
+    request: ChatBody, messages: list[dict[str, Any]], model: Model, limits: RequestLimits
+) -> dict[str, Any]:
+    """Return the job that answers a conversation, which is checked; OpenAIError 400."""
     job = _common(request, "max_completion_tokens", model, limits)
     use = read_tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
     _put_conversation(request, messages, use, model, job)
@@ -88,13 +100,18 @@ def parse_chat(body: dict[str, Any], model: Model, limits: RequestLimits) -> Par
         raise refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
     _read_prompt_logprobs(request, job)
     limits.check_answers(1, request.n, job.get("logprobs"))
-    parsed = _parsed(job, request.n, request)
-    return replace(parsed, call_id_characters=model.answers.tools.id_characters)
+    return job
 
 
 def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
-    """Return the job of a `/v1/responses` body; OpenAIError 400."""
+    """Return the job of a `/v1/responses` body with the conversation before it; OpenAIError 400."""
+    check_kinds(body.get("tools"))
+    if body.get("conversation") is not None:
+        raise refused("conversations are not kept: use `previous_response_id`", "conversation",
+                      "unsupported_parameter")  # fmt: skip
     request = read_body(ResponseBody, body)
+    if request.background and not request.store:
+        raise refused("a response in the background is stored: `store` must be true", "background")
     _check_echoed(request)
     asked = request.input
     user = [{"role": "user", "content": asked}]
@@ -107,12 +124,15 @@ def parse_response(body: dict[str, Any], model: Model, limits: RequestLimits) ->
     text = request.text or {}
     if not {"format", "verbosity"}.issuperset(text):
         raise refused("`text` must be an object with a `format`", "text")
-    tools = [tool.tool() for tool in request.tools]
+    tools = read_tools(request.tools)
     use = read_tool_use(tools, request.tool_choice, parallel=request.parallel_tool_calls)
     effort = request.reasoning.effort if request.reasoning else None
     _put_conversation(request, messages, use, model, job, effort)
     read_constraint(request, "text", text.get("format"), job, model, use)
-    parsed = _parsed(job, 1, request)
+    if request.top_logprobs is not None or _LOGPROBS in request.include:
+        job["logprobs"] = request.top_logprobs or 0
+        limits.check_answers(1, 1, job["logprobs"])
+    parsed = _parsed(job, 1, request, stream=request.stream or request.background)
     return replace(parsed, call_id_characters=model.answers.tools.id_characters)
 
 
@@ -190,8 +210,11 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def _parsed(job: dict[str, Any], choices: int, request: GenerationBody) -> ParsedRequest:
-    job["stream"] = request.stream
+def _parsed(
+    job: dict[str, Any], choices: int, request: GenerationBody, *, stream: bool | None = None
+) -> ParsedRequest:
+    """Return the request of a job; `stream`: the program tells what it has as it comes."""
+    job["stream"] = request.stream if stream is None else stream
     return ParsedRequest(pack(job), choices, request.stream, _include_usage(request))
 
 

@@ -4,6 +4,10 @@ from typing import Any
 
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.requests.messages import read_messages
+from symphony_runtime.gateway.openai.requests.response_tools import custom_arguments, joined_name
+
+_CALLS = "function_call", "custom_tool_call"
+_OUTPUTS = "function_call_output", "custom_tool_call_output"
 
 
 def read_items(value: Any, param: str) -> list[dict[str, Any]]:
@@ -15,11 +19,11 @@ def read_items(value: Any, param: str) -> list[dict[str, Any]]:
     for i, item in enumerate(value):
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         message = item
-        if kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        if kind in _CALLS:
+            function = _function(item, kind)
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        elif kind == "function_call_output":
+        elif kind in _OUTPUTS:
             call_id = item.get("call_id", "")
             message = {"role": "tool", "tool_call_id": call_id, "content": item.get("output")}
         elif kind == "reasoning":
@@ -32,6 +36,16 @@ def read_items(value: Any, param: str) -> list[dict[str, Any]]:
             messages.append(dict(message) if isinstance(message, dict) else message)
             places.append(i)
     return read_messages(messages, param, places)
+
+
+def _function(item: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return what an item calls, as the model knows it."""
+    name, namespace = item.get("name"), item.get("namespace")
+    if isinstance(name, str) and isinstance(namespace, str):
+        name = joined_name(namespace, name)
+    custom = kind == "custom_tool_call"
+    arguments = custom_arguments(item.get("input")) if custom else item.get("arguments")
+    return {"name": name, "arguments": arguments}
 
 
 def _thought(item: dict[str, Any]) -> str:
@@ -50,7 +64,7 @@ def _continues(before: Any, message: Any, kind: str) -> bool:
         return False
     # Reasoning begins a message; text follows reasoning alone, calls follow anything.
     opened = before.get("content") is None and not before.get("tool_calls")
-    return kind == "function_call" or (kind == "message" and opened)
+    return kind in _CALLS or (kind == "message" and opened)
 
 
 def _join(before: dict[str, Any], message: dict[str, Any]) -> None:

@@ -22,13 +22,13 @@ _SPACING: Final = {
     }
 }  # fmt: skip
 _ANY: Final[dict[str, Any]] = {"type": "object"}
-_Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Function(StrictModel):
     """A function that a model may call; `parameters` is the JSON schema of its arguments."""
 
-    name: _Name
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -54,23 +54,13 @@ class NamedTool(StrictModel):
     function: NamedFunction
 
 
-class ResponseTool(Function):
-    """A tool of a request to `/v1/responses`."""
-
-    type: Literal["function"]
-
-    def tool(self) -> Tool:
-        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
-
-
 class NamedResponseTool(StrictModel):
-    """The choice of one tool there."""
+    """The choice of one tool on `/v1/responses`."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
-ResponseTools = Annotated[list[ResponseTool], Field(max_length=OPENAI_TOOLS_MAX)]
 ResponseToolChoice = Literal["none", "auto", "required"] | NamedResponseTool
 Tools = Annotated[list[Tool], Field(max_length=OPENAI_TOOLS_MAX)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool

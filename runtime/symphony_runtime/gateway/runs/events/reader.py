@@ -23,7 +23,7 @@ from symphony_runtime.gateway.storage.database import Connection
 PART_BYTES = 3 * 2_048  # that a reader gets at once; a multiple of 3: base64 has no padding within
 LOG_CHARACTERS = PART_BYTES // 6  # of one log event: JSON may need six bytes for each
 _EVENT_BYTES = 64  # overhead of an event
-_ROWS_KEPT = 32  # in memory, of one tenant
+_ROWS_KEPT = 64  # in memory, of one tenant
 
 
 @dataclass(slots=True)

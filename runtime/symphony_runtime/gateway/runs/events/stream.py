@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any
 
 import msgpack
-from symphony_kernel.protocol.limits import SEND_WINDOW_BYTES
+from symphony_kernel.protocol.limits import SEND_AT_ONCE_BYTES_MAX, SEND_WINDOW_BYTES
 
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor, Event, unpack_events, up_to_part
@@ -44,7 +44,7 @@ from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
-MEMORY_BYTES_SPILL = 128 << 10  # past this the events in memory are stored
+MEMORY_BYTES_SPILL = 64 << 10  # past this the events in memory are stored
 MEMORY_BYTES_MAX = 2 * MEMORY_BYTES_SPILL  # past this the program waits for the database
 _RETRY_SECONDS = 1.0  # before events that the database did not take are written again
 _ENDED_BYTES_KEPT = 32 << 10  # that stay in memory after the end, for connected readers
@@ -81,6 +81,7 @@ class EventStream:
         self.sent = 0  # message bytes appended
         self._charged = 0  # bytes on disk that count for its tenant
         self._credited = 0
+        self._granted = 0  # bytes of large messages, sent or about to be, that are not stored yet
         self._credit_scheduled = False
         self._readers: set[LiveReader] = set()
         self._waiting: list[asyncio.Future[None]] = []  # readers that wait for an event
@@ -117,10 +118,22 @@ class EventStream:
         self._charge(-self._charged)  # `Retention` counts the stored run from now on
         if self._stored and self.memory > _ENDED_BYTES_KEPT:
             self._events.clear()  # readers that do not read would keep them in memory
+        self._release(self._granted)
         self._resolve_flushes(self._last)
         if self._crash_log is not None:
             self._crash_log.detach(self)
         self._wake_readers()
+
+    def ask_for_memory(self, size: int, granted: Callable[[], None]) -> Callable[[], None]:
+        """Call `granted` once the run may send a large message; return what cancels that."""
+
+        def grant() -> None:
+            self._granted += size
+            if self.finished:
+                self._release(size)
+            granted()
+
+        return self._store.large_sends.ask(self.tenant, size, grant)
 
     def mark_stored(self) -> None:
         """Note that all is stored: a restart ignores the crash log's copies."""
@@ -219,8 +232,11 @@ class EventStream:
         if self._store.disk.low:  # the rest of the disk is for ends of runs and deletions
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._spill_again)
             return
-        row = (self._events[0].id, _pack(self._events))
-        written = self._store.write(lambda c: insert_events(c, self._run, row), self._run)
+        # Packed where it is written: a row that waits for the database is no second copy.
+        events, run = self._events.copy(), self._run
+        written = self._store.write(
+            lambda c: insert_events(c, run, (events[0].id, _pack(events))), run
+        )
         written.add_done_callback(self._drop_spilled)
 
     def _spill_again(self) -> None:
@@ -237,10 +253,20 @@ class EventStream:
         gone = self._events[:count]
         del self._events[:count]
         self.memory -= sum(event.size for event in gone)
+        if self._granted:
+            sizes = (len(event.data) for event in gone if event.kind == "message")
+            self._release(sum(size for size in sizes if size > SEND_AT_ONCE_BYTES_MAX))
         self.schedule_credit()
         self._resolve_flushes(self._first - 1)
         if (self.memory > MEMORY_BYTES_SPILL or self._flushes) and not self._sealed:
             self._spill()
+
+    def _release(self, size: int) -> None:
+        """Release memory of large messages; a worker may have sent more than it asked for."""
+        size = min(size, self._granted)
+        if size:
+            self._granted -= size
+            self._store.large_sends.release(self.tenant, size)
 
     def _resolve_flushes(self, last: int) -> None:
         for _, future in (flush for flush in self._flushes if flush[0] <= last):
@@ -259,9 +285,14 @@ class EphemeralStream(EventStream):
     """
 
     def __init__(
-        self, store: Store, run: int, on_credit: Callable[[int], None], listener: Inbox
+        self,
+        store: Store,
+        run: int,
+        on_credit: Callable[[int], None],
+        listener: Inbox,
+        tenant: str = "",
     ) -> None:
-        super().__init__(store, run, on_credit)
+        super().__init__(store, run, on_credit, tenant=tenant)
         self._listener = listener
         self._taken = 0
 
@@ -274,6 +305,8 @@ class EphemeralStream(EventStream):
 
     def note_taken(self, size: int) -> None:
         self._taken += size
+        if self._granted:
+            self._release(size)
         if self._taken - self._credited >= _CREDIT_BYTES:
             self._on_credit(self._taken - self._credited)
             self._credited = self._taken

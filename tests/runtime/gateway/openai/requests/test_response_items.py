@@ -30,6 +30,19 @@ def test_messages_of_the_assistant_in_a_row_stay_apart() -> None:
     assert "tool_calls" not in read[1]
 
 
+def test_calls_of_custom_tools_and_namespaces_are_calls_of_functions() -> None:
+    custom = {"type": "custom_tool_call", "call_id": "c1", "name": "shell", "input": "ls é"}
+    spaced = {**OTHER, "namespace": "box"}
+    output = {"type": "custom_tool_call_output", "call_id": "c1",
+              "output": [{"type": "input_text", "text": "a"}]}  # fmt: skip
+    _, message, result = read_items([USER, custom, spaced, output], "input")
+    called = [call["function"] for call in message["tool_calls"]]
+    assert called == [
+        {"name": "shell", "arguments": {"input": "ls é"}}, {"name": "box__g", "arguments": {}},
+    ]  # fmt: skip
+    assert (result["name"], result["content"]) == ("shell", "a")
+
+
 def test_items_of_the_request_are_left_alone() -> None:
     said = {"role": "assistant", "content": None}
     read_items([USER, said, CALL], "input")
@@ -41,6 +54,10 @@ def test_items_of_the_request_are_left_alone() -> None:
     [
         ([USER, CALL, OTHER, {**OUTPUT, "call_id": "c9"}], "input[3].tool_call_id"),
         ([USER, {"type": "image_generation_call"}], "input[1]"),
+        (
+            [USER, {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": 5}],
+            "input[1].tool_calls[0].function.arguments",
+        ),
         ([USER, {**CALL, "arguments": "["}], "input[1].tool_calls[0].function.arguments"),
         ([5], "input[0]"),
         ([], "input"),

@@ -1,8 +1,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from symphony_kernel.protocol.limits import SEND_AT_ONCE_BYTES_MAX
 from symphony_runtime.gateway.runs.events import stream as stream_module
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES, Cursor, Event
 from symphony_runtime.gateway.runs.events.reader import read_all as read_cursor
@@ -15,6 +17,7 @@ from symphony_runtime.gateway.runs.events.stream import (
     stored_cursor,
 )
 from symphony_runtime.gateway.storage.database import Connection
+from symphony_runtime.gateway.storage.large_sends import LargeSends
 from symphony_runtime.gateway.storage.store import Store
 
 from tests.support.gateway.stores import with_store
@@ -118,6 +121,26 @@ async def test_stream_memory_is_bounded_and_credit_waits_for_storage(
     await finish(store, stream)
     assert sum(map(len, await messages_of(stream.cursor_factory()()))) == sent
     assert sent > 4 << 20
+
+
+@run_by(with_sqlite_stream, "tmp_path")
+async def test_memory_of_large_messages_is_released_when_they_are_stored(
+    store: Store, stream: EventStream, _: list[int]
+) -> None:
+    store.large_sends = LargeSends(4 << 20)
+    granted, size = list[int](), 1 << 20
+    for number in range(3):
+        stream.ask_for_memory(size, partial(granted.append, number))
+    assert granted == [0, 1]
+    stream.append("message", bytes(size))  # stored at once
+    await wait_until(lambda: granted == [0, 1, 2])
+    stream.append("message", bytes(SEND_AT_ONCE_BYTES_MAX + 1))
+    await finish(store, stream)  # one was sent smaller than it was asked for, and one never
+    for number in range(3, 5):
+        stream.ask_for_memory(size, partial(granted.append, number))
+    assert granted == [0, 1, 2, 3, 4], "what comes after the end holds nothing"
+    store.large_sends.ask("", 2 * size, partial(granted.append, 5))
+    assert granted[-1] == 5
 
 
 @run_by(with_sqlite_stream, "tmp_path")

@@ -338,6 +338,9 @@ impl Branch {
         if self.channels.is_some() {
             self.tell_parts(choice, wire);
         }
+        if let Some(stop) = self.text.stopped.filter(|_| job.tells) {
+            wire.part(b's', choice, None, &String::from_utf8_lossy(&job.stop[stop]));
+        }
         if job.ids {
             wire.tokens(choice, &self.tokens);
         }
@@ -366,6 +369,28 @@ impl Branch {
                 Part::Arguments(call, text) => wire.part(b'a', choice, Some(call), &text),
             }
         }
+    }
+
+    /// Tokens of the reasoning, with what opens and ends it.
+    pub fn reasoning(&self, job: &Job) -> Result<usize, Failure> {
+        let bytes = match self.channels.as_ref().map(Channels::reasoned) {
+            None | Some(Some(0)) => return Ok(0),
+            Some(None) => return Ok(self.tokens.len()),
+            Some(Some(bytes)) => bytes,
+        };
+        // The text only grows with the tokens: the first so many that have all of it.
+        let (mut least, mut most) = (1, self.tokens.len());
+        while least < most {
+            let middle = (least + most) / 2;
+            let mut text = Vec::new();
+            conversation::spell(&self.tokens[..middle], job, &mut text)?;
+            if String::from_utf8_lossy(&text).len() < bytes {
+                least = middle + 1;
+            } else {
+                most = middle;
+            }
+        }
+        Ok(least)
     }
 
     /// The file of the prompt and the answer.

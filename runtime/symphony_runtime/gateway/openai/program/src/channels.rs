@@ -64,6 +64,9 @@ pub struct Channels {
     /// Whether reasoning may still begin.
     may_think: bool,
     count: u16,
+    /// Bytes of text so far, and of those up to the reasoning's end.
+    fed: usize,
+    reasoned: usize,
     /// The answer has ended; what follows does not count.
     pub over: bool,
 }
@@ -123,6 +126,8 @@ impl Channels {
             drops_space: thinking,
             may_think: !thinking,
             count: 0,
+            fed: 0,
+            reasoned: 0,
             over: false,
         }
     }
@@ -136,8 +141,18 @@ impl Channels {
         self.state == State::Thinking
     }
 
+    /// Bytes of the answer's text up to the end of its reasoning; `None`: that has not ended.
+    pub fn reasoned(&self) -> Option<usize> {
+        if self.thinks() {
+            None
+        } else {
+            Some(self.reasoned)
+        }
+    }
+
     /// Splits the next text.
     pub fn feed(&mut self, text: &str, format: &Format, out: &mut Vec<Part>) {
+        self.fed += text.len();
         self.held.push_str(text);
         while !self.over && self.step(format, out) {}
     }
@@ -201,6 +216,7 @@ impl Channels {
             Some(at) => {
                 say(out, Part::Reasoning(self.held[..at].trim_end().into()));
                 self.held.drain(..at + end.len());
+                self.reasoned = self.fed - self.held.len();
                 self.state = State::Start;
                 self.drops_space = true;
                 true

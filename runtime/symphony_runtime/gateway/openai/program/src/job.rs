@@ -78,6 +78,10 @@ pub struct Job {
     /// Whether the client wants the answer's tokens, too.
     pub ids: bool,
     pub stream: bool,
+    /// Whether the client is told the prompt's tokens as a stream begins, and where an answer stopped.
+    pub tells: bool,
+    /// Whether an answer for which `max` leaves too little context has what is left.
+    pub clips: bool,
     /// How the model's family writes calls and reasoning, where answers are split.
     pub format: Option<Format>,
     /// Special tokens that are a part of the format, with their texts.
@@ -139,6 +143,8 @@ impl Job {
             echo: flag("echo"),
             ids: flag("ids"),
             stream: flag("stream"),
+            tells: flag("tells"),
+            clips: flag("clips"),
             format: Format::of(value),
             spelt: value.get("spelt").and_then(conversation::read_spelt).unwrap_or_default(),
             budget: count("budget"),

@@ -87,14 +87,20 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
             echo(job, prompt, &tokens, &mut branches)?;
         }
     }
+    if job.tells && job.stream {
+        wire.begun(usage.prompt, usage.cached);
+    }
     decode(job, &mut branches, wire).map_err(|why| named(why, job, &usage, &branches))?;
     usage.completion = branches.iter().map(|branch| branch.count).sum();
+    for branch in &branches {
+        usage.reasoning += branch.reasoning(job)?;
+    }
     if !job.stream {
         for (prompt, answers) in branches.chunks_mut(job.best_of).enumerate() {
             tell_best(job, prompt, answers, wire);
         }
     }
-    wire.usage(usage.prompt, usage.cached, usage.completion);
+    wire.usage(usage.prompt, usage.cached, usage.completion, usage.reasoning);
     wire.flush()?;
     offer(job, &branches);
     Ok(())
@@ -136,6 +142,7 @@ struct Usage {
     prompt: usize,
     cached: usize,
     completion: usize,
+    reasoning: usize,
 }
 
 /// How many tokens an answer may have after a prompt of so many.
@@ -148,7 +155,7 @@ fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
             "the prompt has no tokens".into(),
         ));
     }
-    let least = job.max.unwrap_or(1);
+    let least = job.max.filter(|_| !job.clips).unwrap_or(1);
     if prompt + least > job.context {
         return Err(refused(format!(
             "the model's context is {} tokens; the prompt has {}, and {} are to follow",
@@ -162,7 +169,11 @@ fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
         )));
     }
     let room = job.context.min(job.kv_tokens) - prompt;
-    Ok(job.max.unwrap_or_else(|| job.most.min(room)))
+    match job.max {
+        Some(max) if job.clips => Ok(max.min(room)),
+        Some(max) => Ok(max),
+        None => Ok(job.most.min(room)),
+    }
 }
 
 /// Checks that what of the prompts so far is not known yet may be computed, and a token more.

@@ -6,6 +6,8 @@ pub struct Text {
     held: Vec<u8>,
     /// Bytes released so far.
     pub released: usize,
+    /// Which of the texts to stop at has come.
+    pub stopped: Option<usize>,
 }
 
 impl Text {
@@ -22,8 +24,11 @@ impl Text {
     /// Appends to `out` what surely belongs to the answer; `true`: a text to stop at has come, and
     /// everything before it is released.
     pub fn release(&mut self, stops: &[Vec<u8>], out: &mut String) -> bool {
-        if let Some(start) = stops.iter().filter_map(|stop| find(&self.held, stop)).min() {
+        let places = stops.iter().enumerate();
+        let found = places.filter_map(|(n, stop)| find(&self.held, stop).map(|start| (start, n)));
+        if let Some((start, number)) = found.min() {
             self.held.truncate(start);
+            self.stopped = Some(number);
             self.finish(out);
             return true;
         }
@@ -125,6 +130,18 @@ mod tests {
     fn the_earliest_of_several_counts() {
         let (seen, stopped) = grow(&[b"a two one"], &["one", "two"]);
         assert_eq!((seen.concat(), stopped), ("a ".into(), true));
+    }
+
+    #[test]
+    fn the_text_that_has_come_is_known() {
+        let stops: Vec<Vec<u8>> = ["two", "on", "one"].map(|stop| stop.into()).to_vec();
+        let mut text = Text::default();
+        text.tail().extend_from_slice(b"a ");
+        assert!(!text.release(&stops, &mut String::new()));
+        assert_eq!(text.stopped, None);
+        text.tail().extend_from_slice(b"one two");
+        assert!(text.release(&stops, &mut String::new()));
+        assert_eq!(text.stopped, Some(1));
     }
 
     #[test]

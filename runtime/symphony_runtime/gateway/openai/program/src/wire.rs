@@ -7,10 +7,13 @@
 //! - `r` reasoning: choice u16, then its text
 //! - `c` a call of a tool begins: choice u16, the call's number u16, then its name
 //! - `a` more of a call's arguments: choice u16, the call's number u16, then the text
+//! - `s` the text that a choice stopped at, before the piece with its end: choice u16, then the text
+//! - `b` a stream begins, before all else: prompt and cached tokens, u32 each
 //! - `q` a prompt's log-probabilities, before all pieces: its first choice u16, its choices u16, then
 //!   msgpack [[id, bytes, log-probability or nil, [[id, bytes, log-probability], ...]], ...]
 //! - `d` data of a task that generates nothing, which go on in the next record
-//! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
+//! - `u` usage, the last one: prompt, cached and completion tokens, and those of them that are
+//!   reasoning, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
 
 use crate::failure::Failure;
@@ -51,7 +54,7 @@ impl Wire {
         self.out.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
     }
 
-    /// A part of an answer that is no content: of the kind `r`, `c` or `a`.
+    /// A part of an answer that is no content: of the kind `r`, `c`, `a` or `s`.
     pub fn part(&mut self, kind: u8, choice: u16, call: Option<u16>, text: &str) {
         self.head(kind, 2 + 2 * usize::from(call.is_some()) + text.len());
         self.out.extend_from_slice(&choice.to_le_bytes());
@@ -76,11 +79,12 @@ impl Wire {
         self.out.len()
     }
 
-    pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize) {
-        self.head(b'u', 12);
-        for count in [prompt, cached, completion] {
-            self.out.extend_from_slice(&(count as u32).to_le_bytes());
-        }
+    pub fn begun(&mut self, prompt: usize, cached: usize) {
+        self.counts(b'b', &[prompt, cached]);
+    }
+
+    pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize, reasoning: usize) {
+        self.counts(b'u', &[prompt, cached, completion, reasoning]);
     }
 
     pub fn failure(&mut self, failure: &Failure) {
@@ -97,6 +101,13 @@ impl Wire {
         let outcome = self.out.chunks(MESSAGE).try_for_each(process::send);
         self.out.clear();
         outcome
+    }
+
+    fn counts(&mut self, kind: u8, counts: &[usize]) {
+        self.head(kind, 4 * counts.len());
+        for count in counts {
+            self.out.extend_from_slice(&(*count as u32).to_le_bytes());
+        }
     }
 
     fn begin(&mut self, kind: u8, choice: u16, finish: Finish, length: usize) {

@@ -1,0 +1,1 @@
+"""The web console: its files, as the gateway serves them."""
