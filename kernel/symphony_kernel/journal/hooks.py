@@ -13,6 +13,7 @@ class JournalHooks(PageObserver, Protocol):
     # > 0 while the kernel acts on a recorded frame or event. What follows from it is not recorded.
     depth: int
     replaying: bool
+    over: bool  # abandoned: nothing is recorded any more
 
     def now(self) -> float:
         """Return the time of the turn."""
@@ -61,6 +62,12 @@ class HeldSession(SessionLink):
             super().send_encoded(body, now)
         elif not self.closed:
             hooks.record_sent(self, body, now)
+
+    def _send_receipt(self) -> None:
+        # A receipt says that the journal has the frame. An abandoned one does not have the last.
+        hooks = self._hooks()
+        if hooks is None or not hooks.over:
+            super()._send_receipt()
 
     def send_recorded(self, body: bytes, now: bool = False) -> None:
         """Send a frame that is in the journal, and keep it until the peer acknowledges it."""

@@ -71,7 +71,7 @@ class Recorder:
         self._time: float | None = None
         self._allocations = 0  # for calls, in this record
         self._call = 0  # number of the running allocation; 0: a step's
-        self._over = False
+        self.over = False
         self.depth = 0
         self.replaying = False
 
@@ -142,7 +142,7 @@ class Recorder:
         """Write the turn's record, then send its frames."""
         if self._events:
             self._end_events()
-        if self._parts and not self._over:
+        if self._parts and not self.over:
             self._write()
         self._time = None
 
@@ -158,13 +158,13 @@ class Recorder:
                 self._written()
         except OSError as error:
             self._failed(error)
-        if not self._over:
+        if not self.over:
             for session, body, now in held:
                 session.send_recorded(body, now)
 
     def abandon(self) -> None:
         """Write no more records and send no more frames."""
-        self._over = True
+        self.over = True
         self._parts, self._events, self._held = [], [], []
 
     def _end_events(self) -> None:

@@ -54,7 +54,7 @@ class Replay:
         self._files: dict[int, KVFile] = {}  # by number: of these requests, and others met so far
         self._applying = False  # an event: what its file then reports is ignored
         self.depth = 0
-        self.replaying = True
+        self.replaying, self.over = True, False
 
     def requests(self) -> list[Request]:
         """Return the requests that are not done, in order of submission."""

@@ -118,14 +118,17 @@ class SessionLink:
             if self._on_frame is not None and not self.closed:
                 self._on_frame(frame)
         elif kind == _WANTED:
-            # A peer that asks but does not read must not fill our memory with receipts.
-            if self._link is not None and self._link.backlog < SESSION_UNREAD_BYTES_MAX:
-                self._link.send([_RECEIPT, self.received])
+            self._send_receipt()
         else:
             received = frame[1] if len(frame) == 2 else None
             if type(received) is not int or received > self.sent:
                 raise LinkError(f"a receipt for {received!r} frames, but {self.sent} were sent")
             self._drop(received)
+
+    def _send_receipt(self) -> None:
+        # A peer that asks but does not read must not fill our memory with receipts.
+        if self._link is not None and self._link.backlog < SESSION_UNREAD_BYTES_MAX:
+            self._link.send([_RECEIPT, self.received])
 
     # -- Link ----------------------------------------------------------------------------------
     @property

@@ -20,7 +20,7 @@ from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.protocol.sessions import SessionState
+from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.kernel.batched_device import InLots
@@ -379,6 +379,23 @@ async def test_step_results_survive_a_death_before_they_are_sent(
     assert rig.deaths == 1
     assert len(made.ids) == 12
     assert await rig.worker.call(1, Op.KV_LEN, A) == 12
+
+
+@run_by(with_crashing_kernel, "tmp_path")
+async def test_abandoned_journal_gives_no_receipt(rig: CrashingKernelRig) -> None:
+    """A worker with a receipt for a frame that was not recorded could not resume."""
+    await start(rig)
+    session = rig.worker.link
+    assert isinstance(session, SessionLink)
+    hooks = rig.kernel.hooks
+    assert hooks is not None
+    hooks.abandon()  # as `Kernel.stop_with` does
+    rig.worker.tell(1, Op.KV_CREATE, B)
+    session._want_receipt()
+    await asyncio.sleep(0.01)
+    rig.die_and_boot()
+    assert await rig.worker.call(1, Op.KV_LEN, B) == 0
+    assert not any(peer.lost for peer in rig.peers)
 
 
 @run_by(with_crashing_kernel, "tmp_path")
