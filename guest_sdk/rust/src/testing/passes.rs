@@ -60,7 +60,7 @@ pub(super) fn run(
         match key.as_str() {
             Some(
                 "at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs"
-                | "constraint" | "since",
+                | "constraint" | "since" | "share",
             ) => {}
             Some("adapter") => return Err(Errno::ENOSYS),
             _ => return Err(Errno::EINVAL),
