@@ -113,7 +113,13 @@ console: build/console
 	@npm run --prefix console --silent check
 	@npm run --prefix console --silent build
 
-test: check build/examples build/native build/compiled build/console
+build/clients/installed: tests/clients/package-lock.json
+	@echo "== clients: a coding agent that the suite runs (seconds; 400 MB)"
+	@mkdir -p $(@D) && cp tests/clients/{package.json,package-lock.json,.npmrc} $(@D)
+	@npm ci --prefix $(@D) --silent --ignore-scripts && touch $@ \
+		|| echo "   it could not be installed: its test is skipped"
+
+test: check build/examples build/native build/compiled build/console build/clients/installed
 	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
 	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
 

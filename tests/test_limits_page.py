@@ -31,13 +31,16 @@ WORKINGS = {
     ("processes/table", "INSTANCE_MAX"), ("syscalls/table", "SEQ_MAX"),
     ("protocol/generate_options", "_TOKEN_MAX"), ("compiler/module_outline", "_NUMBER_BYTES_MAX"),
     ("worker/syscalls/process", "_LOG_LEVEL_MAX"), ("worker/syscalls/process", "_SLEEP_MS_MAX"),
-    ("gateway/api/run_streams", "_EVENTS_MAX"), ("gateway/metrics/counters", "_HITS_MAX"),
+    ("gateway/api/run_streams", "_EVENTS_MAX"),
+    ("gateway/openai/stored/handlers", "_EVENTS_MAX"), ("gateway/metrics/counters", "_HITS_MAX"),
+    # How long a role waits for the kernel.
+    ("gateway/runs/cpu_reporting", "_ANSWER_SECONDS_MAX"),
     # What is kept at hand, or done at once.
     ("protocol/pred_options", "CACHED_BYTES_MAX"), ("processes/table", "_UNCLAIMED_MAX"),
     ("gateway/storage/store", "_BATCH_MAX"), ("gateway/programs/store", "_KNOWN_MAX"),
     ("gateway/programs/usage", "_NOTED_MAX"),
     ("gateway/admission/rate_limit", "_TENANTS_MAX"),
-    ("gateway/metrics/counters", "_TENANTS_MAX"),
+    ("gateway/metrics/counters", "_TENANTS_MAX"), ("gateway/metrics/history", "_TENANTS_MAX"),
     ("gateway/runs/events/stream", "MEMORY_BYTES_MAX"),
     ("worker/syscalls/model", "_INLINE_BYTES_MAX"), ("gateway/metrics/kernel", "AGE_SECONDS_MAX"),
     # How long words are that repeat what was wrong, or describe something.

@@ -109,6 +109,7 @@ def test_switch_of_ci_names_all_but_what_its_machine_lacks() -> None:
     assert named <= set(NEEDS)
     assert set(NEEDS) - named == {
         "chromium",
+        "claude-code",
         "flashinfer",
         "gpu",
         "plot",

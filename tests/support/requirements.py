@@ -21,6 +21,8 @@ NEEDS = {
     "cc": "a C compiler",
     "cgroup": "the right to make a cgroup with a limit of memory",
     "chromium": "Chromium",
+    "claude-code": "Claude Code, as npm installs it into build/clients",
+    "codex": "Codex, which `make test` installs where it has a package",
     "compiled": "a machine that compiles the kernel's modules with mypyc",
     "console": "what bundles the console, which `make console` installs",
     "containment": "every layer that contains a worker: seccomp, Landlock, namespaces, limits",

@@ -4,6 +4,7 @@ use crate::executor::block_on;
 use crate::input::{Input, InputError};
 use crate::json;
 use crate::process::{self, Level};
+use crate::serve::Refusal;
 use crate::value::Value;
 use alloc::format;
 use alloc::string::String;
@@ -46,7 +47,8 @@ impl FromInput for Value {
 }
 
 /// What an entry may return: nothing, an exit code, a value, which is sent as the run's last message,
-/// or a `Result` of these. An error is written to the log, and the exit code is 1.
+/// or a `Result` of these. An error is written to the log, and the exit code is 1. A
+/// [`Refusal`] is sent to the client of a program that serves as a model.
 pub trait Outcome {
     /// The exit code.
     fn code(self) -> i32;
@@ -120,13 +122,26 @@ impl<F: FnOnce(I) -> T, I: FromInput, T> Program<(I,)> for F {
     }
 }
 
+/// A request is refused: the client gets the words (see [`crate::serve`]).
+impl<T: Outcome> Outcome for Result<T, Refusal> {
+    fn code(self) -> i32 {
+        match self {
+            Ok(outcome) => outcome.code(),
+            Err(refusal) => refusal.end(),
+        }
+    }
+}
+
 /// Runs an entry to its end.
 pub fn run<G, P: Program<G>>(program: P) -> i32
 where
     P::Output: Outcome,
 {
     log_panics();
-    program.run().code()
+    match program.run() {
+        Ok(outcome) => outcome.code(),
+        Err(error) => error.end(),
+    }
 }
 
 /// Runs an async entry to its end.
@@ -136,7 +151,10 @@ where
     <P::Output as Future>::Output: Outcome,
 {
     log_panics();
-    program.run().map(block_on).code()
+    match program.run() {
+        Ok(future) => block_on(future).code(),
+        Err(error) => error.end(),
+    }
 }
 
 /// Sends panic messages to the run's log; the entry macros call it.

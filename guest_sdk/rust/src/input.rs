@@ -2,9 +2,11 @@
 
 use crate::json;
 use crate::msgpack;
-use crate::process;
+use crate::process::{self, Level};
 use crate::sampling::Sampling;
+use crate::serve::Refusal;
 use crate::value::Value;
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -33,18 +35,40 @@ pub struct Input {
 
 /// A parameter is not what it has to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InputError(String);
+pub struct InputError {
+    words: String,
+    refusal: Option<Box<Refusal>>,
+}
 
 impl InputError {
     /// An error with these words.
     pub fn new(words: impl Into<String>) -> InputError {
-        InputError(words.into())
+        InputError { words: words.into(), refusal: None }
+    }
+
+    /// One of a request, which refuses it.
+    pub(crate) fn of(refusal: Refusal) -> InputError {
+        InputError { words: refusal.message.clone(), refusal: Some(Box::new(refusal)) }
+    }
+
+    /// The refusal of a request whose input it is.
+    pub(crate) fn refusal(&self) -> Refusal {
+        self.refusal.as_deref().cloned().unwrap_or_else(|| Refusal::new(self.words.as_str()))
+    }
+
+    /// Tells it as an entry's error; returns the exit code.
+    pub(crate) fn end(&self) -> i32 {
+        if let Some(refusal) = &self.refusal {
+            return refusal.end();
+        }
+        process::log(Level::Error, &self.words);
+        1
     }
 }
 
 impl fmt::Display for InputError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.words)
     }
 }
 
@@ -63,12 +87,14 @@ impl Input {
     /// Those in a text.
     pub fn parse(text: &[u8]) -> InputResult<Input> {
         if text.first() == Some(&b'{') {
-            let given = json::decode(text).map_err(|error| InputError(format!("{}", error)))?;
+            let given =
+                json::decode(text).map_err(|error| InputError::new(format!("{}", error)))?;
             return Ok(Input { given });
         }
         // A parent's: no UTF-8 begins as a map in MessagePack does.
         if text.first().map_or(false, |byte| (0x80..0x90).contains(byte)) {
-            let given = msgpack::decode(text).map_err(|error| InputError(format!("{}", error)))?;
+            let given =
+                msgpack::decode(text).map_err(|error| InputError::new(format!("{}", error)))?;
             return Ok(Input { given });
         }
         let pairs = match String::from_utf8_lossy(text) {
@@ -103,14 +129,14 @@ impl Input {
         what: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> InputResult<Option<T>> {
-        let wrong = || InputError(format!("{} in the input has to be {}", name, what));
+        let wrong = || InputError::new(format!("{} in the input has to be {}", name, what));
         self.get(name).map(|value| read(value).ok_or_else(wrong)).transpose()
     }
 
     /// A text that has to be there, and not empty.
     pub fn text(&self, name: &str) -> InputResult<&str> {
         let given = self.read_as(name, "a text", Value::as_str)?;
-        let missing = || InputError(format!("the input needs a {}", name));
+        let missing = || InputError::new(format!("the input needs a {}", name));
         given.filter(|text| !text.is_empty()).ok_or_else(missing)
     }
 

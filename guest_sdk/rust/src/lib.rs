@@ -40,6 +40,7 @@
 //! - [`Sampling`]: how text is generated, by the names of the OpenAI API
 //! - [`constraint`]: JSON schemas, regular expressions and grammars that texts keep to
 //! - [`decode`]: text that grows, why it ended; [`prompt`]: templates, turns
+//! - [`serve`]: a program as a model of the OpenAI routes
 //! - [`tool`], [`http`]: the outside
 //! - [`testing`]: a program's tests without a server
 //! - [`raw`]: the calls themselves
@@ -76,6 +77,7 @@ pub mod prompt;
 pub mod raw;
 mod sampling;
 mod score;
+pub mod serve;
 mod session;
 pub mod stream;
 #[cfg(not(target_arch = "wasm32"))]

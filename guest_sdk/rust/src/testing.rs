@@ -19,13 +19,17 @@
 //! JSON schema or a Lark grammar means the test says ([`Host::grammar`]); else it allows every text.
 //! Queues, grants, and options that are not in every server answer `ENOSYS`.
 
+mod answers;
 pub(crate) mod calls;
 mod constraints;
 mod generations;
 mod grammars;
 mod passes;
 
+pub use answers::Said;
+
 use crate::http::Response;
+use crate::serve::Refusal;
 use crate::tool::Answer;
 use crate::value::Value;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -81,6 +85,16 @@ impl Seen {
     /// All messages to the user, joined.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.sent.concat()).into_owned()
+    }
+
+    /// The choices of the answer that it has sent as a model ([`crate::serve`]).
+    pub fn answers(&self) -> Vec<Said> {
+        answers::read(&self.sent.concat()).0
+    }
+
+    /// The refusal that it has sent as a model.
+    pub fn refusal(&self) -> Option<Refusal> {
+        answers::read(&self.sent.concat()).1
     }
 }
 

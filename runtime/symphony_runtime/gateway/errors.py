@@ -118,7 +118,9 @@ def problem_of(request: web.Request, error: Exception) -> Problem | None:
     None: the client has gone, in the middle of its body or of a stream.
     """
     if isinstance(error, Problem):
-        return error
+        # Its frames hold the body. The caller's frame, one of them, holds what is returned: without
+        # this the body stays in memory until the collector finds the cycle, which may take hours.
+        return error.with_traceback(None)
     if isinstance(error, web.RequestPayloadError):
         return bad_request("bad-http", "the body is not valid HTTP")
     if isinstance(error, web.HTTPException):

@@ -106,6 +106,7 @@ _STREAMED: dict[str, dict[str, Any]] = {
     "createCompletion": {"prompt": "x"},
     "createChatCompletion": {"messages": [{"role": "user", "content": "x"}]},
     "createResponse": {"input": "x"},
+    "getResponse": {},  # of the response before it
     "createMessage": {"messages": [{"role": "user", "content": "x"}]},
     "mcp": {
         "jsonrpc": "2.0", "id": 1, "method": "tools/call",
@@ -123,10 +124,14 @@ def test_generated_stream_is_as_openapi_says(known: Known) -> None:
         if operation.body:
             more = {"model": known.names["model"], "max_tokens": 2} if asked else {}
             given = {"body": {**asked, **more, "stream": True}, "media_type": "application/json"}
+        if name == "getResponse":
+            given = {"query": {"stream": "true"}}
         case = operation.Case(path_parameters=known.names, **given)
         headers = {**_key(known.server.key), "Accept": f"application/json, {EVENTS}"}
         response = case.call(base_url=known.server.url, session=known.session, headers=headers)
         assert response.headers["content-type"][0].startswith(EVENTS), (name, response)
+        if name == "createResponse":
+            known.names["response"] = response.headers["x-run-id"][0].replace("run_", "resp_")
         case.validate_response(response, checks=[*_CHECKS, status_code_conformance])
 
 

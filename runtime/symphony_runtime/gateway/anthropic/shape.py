@@ -161,6 +161,8 @@ class MessagesShape:
         elif self._finish == "length":
             cut = self._max_tokens is not None and usage.completion < self._max_tokens
             reason = "model_context_window_exceeded" if cut else "max_tokens"
+        elif self._finish == "content_filter":
+            reason = "refusal"
         elif self._stopped is not None:
             reason, stopped = "stop_sequence", self._stopped
         return {"stop_reason": reason, "stop_sequence": stopped}
@@ -180,9 +182,11 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _read_arguments(text: str) -> dict[str, Any]:
-    """Return a call's arguments, {} if `max_tokens` has cut them off."""
+    """Return a call's arguments, {} if `max_tokens` has cut them off or no JSON can hold them."""
     try:
         arguments = json.loads(text)
+        # An infinite number, or a lone surrogate that was escaped.
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}

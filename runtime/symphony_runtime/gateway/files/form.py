@@ -54,7 +54,13 @@ async def read_form(
             upload = await open_upload()
             await _take_file(request, part, upload)
         raise bad_request("bad-form", f"the form may have at most {FORM_FIELDS_MAX} fields")
-    except (ValueError, RuntimeError, BadHttpMessage, web.RequestPayloadError) as error:
+    except (
+        ValueError,
+        RuntimeError,
+        AssertionError,
+        BadHttpMessage,
+        web.RequestPayloadError,
+    ) as error:
         await _remove(request, upload)
         raise bad_request("bad-form", f"the body is no complete form: {error}") from error
     except BaseException:

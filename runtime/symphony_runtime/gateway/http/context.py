@@ -249,6 +249,14 @@ def to_json(document: Any) -> bytes:
     return compact(document).encode()
 
 
+def to_any_json(document: Any) -> bytes:
+    """Return compact JSON of a document that may hold lone surrogates: in ASCII then."""
+    try:
+        return to_json(document)
+    except UnicodeEncodeError:
+        return json.dumps(document, separators=(",", ":")).encode()
+
+
 def page_limit(request: web.Request) -> int:
     """Return how many items a page of a listing has; Problem 400."""
     text = request.query.get("limit", str(PAGE_ITEMS_DEFAULT))

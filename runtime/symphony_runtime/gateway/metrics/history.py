@@ -58,6 +58,13 @@ class Ring:
         """Take all counters to be zero at a step."""
         self._before, self.step = {}, step
 
+    def clear(self) -> None:
+        """Forget all samples; the next one has no rates, as its counters may be another's."""
+        for values in self._values.values():
+            for at in range(STEPS):
+                values[at] = math.nan
+        self._before = None
+
     def add(self, step: int, counts: Counts, seconds: float) -> None:
         """Add the counters at a step; `seconds` have passed since the one before."""
         for missed in range(max(self.step + 1, step - STEPS), step + 1):
@@ -120,6 +127,11 @@ class History:
             if len(self._tenants) < _TENANTS_MAX:
                 self._tenants[tenant] = found
         return found
+
+    def forget(self, tenant: str) -> None:
+        """Forget a deleted tenant's figures: another may get its name."""
+        if tenant in self._tenants:
+            self._tenants[tenant].clear()
 
     def _forget_idle(self) -> None:
         """Forget the tenants that had nothing for an hour."""

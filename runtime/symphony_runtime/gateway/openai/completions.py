@@ -61,9 +61,12 @@ class Shape(ABC):
         """Return a piece of a stream as a server-sent event."""
         return self._head + self._choice_chunk(piece).encode() + self._tail
 
-    def part(self, part: Part) -> bytes:
-        """Return a part of a stream that is no content as a server-sent event."""
-        raise AssertionError(f"only chat has parts: {part}")
+    def part(self, part: Part) -> bytes:  # noqa: ARG002
+        """Return a part of a stream that is no content as a server-sent event.
+
+        Completions are text alone: what else a program gives is left out.
+        """
+        return b""
 
     def end(self, usage: Usage) -> bytes:
         if not self._include_usage:

@@ -24,7 +24,7 @@ from symphony_runtime.gateway.http.context import (
     run_off_loop,
     services,
     tenant_of,
-    to_json,
+    to_any_json,
 )
 from symphony_runtime.gateway.http.idempotency import (
     REPLAYED,
@@ -57,6 +57,7 @@ from symphony_runtime.gateway.openai.run_records import (
 from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stream, answer_whole
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.openai.stored.conversation import join_conversation
+from symphony_runtime.gateway.openai.stored.items import check_items
 from symphony_runtime.gateway.openai.stored.kept import request_text
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
@@ -183,20 +184,25 @@ async def create_answer(
         program = await server.programs.find(tenant, name)
         if program is None:
             raise no_such_model(name)
-        wanted = parse_for_program(asked, raw if asked is body else to_json(asked))
+        several = parse in (parse_completion, parse_chat)
+        data = raw if asked is body else to_any_json(asked)
+        wanted = parse_for_program(asked, data, several=several)
+        del data
     kept: str | None = None
     background = keeps and body.get("background") is True
     if keeps and body.get("store") is not False:
         services(request).store.disk.check(tenant)
+        check_items(body.get("input"))
         kept = request_text(body, name, wanted, shipped=program is None)
+    counts = wanted.n, wanted.choices
     run, batches, headers = await start_program(
-        request, program, wanted.job, once, kept, detached=background
+        request, program, wanted.job, once, kept, counts, detached=background
     )
     record = run.record if isinstance(run, Run) else run
     looks = shape(record, name, wanted, body)
     headers["X-Run-Id"] = record.id
     if background and not wanted.stream and isinstance(looks, ResponseShape):
-        return await send_whole(request, to_json(looks.started("queued")), headers)
+        return await send_whole(request, to_any_json(looks.started("queued")), headers)
     choices, streamed = wanted.choices, wanted.stream
     # They take many times the request's size, and the answer may take an hour.
     del raw, body, asked, wanted, kept
@@ -214,6 +220,7 @@ async def create_answer(
             response = await send_whole(request, whole, headers)
         served = True
     except OpenAIError as error:
+        served = program is not None  # a program that has told why may end by itself
         server.runs.admission.set_retry_after(error)
         raise
     finally:
@@ -246,37 +253,42 @@ async def start_program(
     job: bytes,
     once: KeyedRequest | None,
     kept: str | None = None,
+    counts: tuple[int, int] = (1, 1),
     *,
     detached: bool = False,
 ) -> tuple[Run | Record, Batches, dict[str, str]]:
     """Start a program (None: the shipped one), or find the run of the key's first request.
 
     `kept` is the text of a request that is kept with its answer; `detached`: it goes on without
-    its client. Return the run, its records, and headers of the answer.
+    its client. `counts`: a tenant's program is to give so many answers to a prompt, so many in all.
+    Return the run, its records, and headers of the answer.
     """
     server, tenant = request.app[OPENAI], tenant_of(request)
-    chosen, read = program or await server.shipped.program(), program_records
+    chosen = program or await server.shipped.program()
     if len(job) > RUN_INPUT_BYTES_MAX:
         raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
     limits = server.runs.limits.of(tenant).choose({})
     priority = request.get(PRIORITY, PRIORITY_DEFAULT)
-    if program is None:
-        read = kept_records
-        if once is None and not detached:
-            inbox = Inbox()
-            asked = RunRequest(input=job, limits=limits, priority=priority)
-            request[WRITING].held = lambda: inbox.waiting
-            passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
-            keep = partial(_keep, server.runs, passing, kept) if kept is not None else None
-            return passing, shipped_records(passing, inbox, keep), {}
+    if program is None and once is None and not detached:
+        inbox = Inbox()
+        asked = RunRequest(input=job, limits=limits, priority=priority)
+        request[WRITING].held = lambda: inbox.waiting
+        passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
+        keep = partial(_keep, server.runs, passing, kept) if kept is not None else None
+        return passing, shipped_records(passing, inbox, keep), {}
     asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept)
-    run, again = await start_run_once(
-        server.idempotency,
-        server.runs,
-        once,
-        lambda run_id: server.runs.start(chosen, asked, tenant=tenant, run_id=run_id),
-    )
-    return run, read(server.runs, run), dict(REPLAYED) if again else {}
+
+    async def start(run_id: str | None) -> Run:
+        started = await server.runs.start(chosen, asked, tenant=tenant, run_id=run_id)
+        if not started.ending:
+            server.runs.deliver(started, None)  # a request has no messages
+        return started
+
+    run, again = await start_run_once(server.idempotency, server.runs, once, start)
+    headers = dict(REPLAYED) if again else {}
+    if program is None:
+        return run, kept_records(server.runs, run), headers
+    return run, program_records(server.runs, run, *counts), headers
 
 
 async def _keep(runs: Runs, run: Run, asked: str, said: bytes) -> None:

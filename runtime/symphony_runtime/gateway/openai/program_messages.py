@@ -15,7 +15,9 @@ _BEGUN = struct.Struct("<II")
 _COUNTS = struct.Struct("<IIII")
 _OLD_COUNTS = struct.Struct("<III")  # of runs that are kept from before reasoning was counted
 _CALL = struct.Struct("<HH")
-_FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 2: "tool_calls", 255: None}
+_FINISHES: dict[int, str | None] = {
+    0: "stop", 1: "length", 2: "tool_calls", 3: "content_filter", 255: None,
+}  # fmt: skip
 _PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _PROMPT_KIND, _DATA_KIND, _USAGE_KIND, _FAILURE_KIND = (
     b"pltqdue"
 )
@@ -168,13 +170,17 @@ class Records:
             end = at + _LENGTH.size + length
             if end > len(data):
                 break
-            records.append(_read(kind, data, at + _HEAD.size, end))
+            records.append(read_record(kind, data, at + _HEAD.size, end))
             at = end
         self._rest = data[at:]
         return records
 
 
-def _read(kind: int, data: bytes, at: int, end: int) -> Record:
+def read_record(kind: int, data: bytes, at: int, end: int) -> Record:
+    """Return the record of a kind, whose rest is data[at:end]. One of a tenant may be malformed.
+
+    Raises struct.error, ValueError, TypeError, KeyError.
+    """
     if kind == _PIECE_KIND:
         choice, finish = _PIECE.unpack_from(data, at)
         return Piece(choice, data[at + _PIECE.size : end].decode(), _FINISHES[finish])

@@ -4,7 +4,7 @@ import sys
 from json.encoder import encode_basestring
 from typing import Any
 
-from symphony_runtime.gateway.http.context import compact
+from symphony_runtime.gateway.http.context import to_any_json
 from symphony_runtime.gateway.openai.completions import call_id, token_logprob
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import (
@@ -28,6 +28,8 @@ from symphony_runtime.gateway.openai.response_output import (
     call_item,
 )
 
+# Why an answer that has ended so is incomplete.
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _END_TIMES = 6  # copies of a stream's text in memory, at its end
 # The fields of the request that a response repeats, with their defaults.
 _ECHOED: dict[str, Any] = {
@@ -87,7 +89,7 @@ class ResponseShape:
             self._items[-1].logprobs = _logprobs(piece)
         for index, (name, arguments) in enumerate(piece.calls or []):
             self._add(CALL, index, name).text.append(arguments)
-        return compact(self.ended(usage)).encode()
+        return to_any_json(self.ended(usage))
 
     # -- Streamed ------------------------------------------------------------------------------
     def begin(self, _: Begun | None = None) -> bytes:
@@ -226,12 +228,12 @@ class ResponseShape:
     # -- Parts ---------------------------------------------------------------------------------
     @property
     def _status(self) -> str:
-        return "incomplete" if self._finish == "length" else "completed"
+        return "incomplete" if self._finish in _CUT else "completed"
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return f"event: {kind}\ndata: {compact(data)}\n\n".encode()
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_any_json(data))
 
     def _chunk_with_logprobs(self, piece: Piece) -> bytes:
         item, found = self._items[-1], self._logprobs
@@ -244,7 +246,7 @@ class ResponseShape:
     def _view(
         self, status: str, output: list[dict[str, Any]], usage: Usage | None
     ) -> dict[str, Any]:
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        cut = {"reason": _CUT[self._finish or ""]} if status == "incomplete" else None
         return {
             "id": self.id,
             "object": "response",

@@ -1,15 +1,14 @@
 """The records of a run's answer: of the shipped program, or of any other."""
 
 import asyncio
-import codecs
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
+from symphony_runtime.gateway.openai.program_answers import ProgramAnswer
 from symphony_runtime.gateway.openai.program_messages import (
     END,
     Failure,
-    Piece,
     Record,
     Records,
     Usage,
@@ -22,6 +21,7 @@ from symphony_runtime.gateway.runs.record import Record as RunRecord
 from symphony_runtime.gateway.runs.service import Runs
 
 _LOOK_SECONDS = 5.0  # between checks whether the run's end cannot be stored
+_END_SECONDS = 1.0  # a tenant's program may go on behind its answer
 Batches = AsyncIterator[list[Record]]
 Keep = Callable[[bytes], Awaitable[None]]
 _MEMORY_FULL = "; its memory had "  # in a worker's words for a trap with almost no memory left
@@ -56,22 +56,27 @@ def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
     return _read_stored(runs, run, Records().feed, lambda record: [_failure(record, shipped=True)])
 
 
-def program_records(runs: Runs, run: Run | RunRecord) -> Batches:
-    """Return a program's messages as the text of one choice, then its usage."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+def program_records(runs: Runs, run: Run | RunRecord, n: int = 1, choices: int = 1) -> Batches:
+    """Return the records of a tenant's program, checked: `choices` of them, `n` to a prompt.
+
+    A run whose answer is refused is killed.
+    """
+    answer = ProgramAnswer(n, choices)
 
     def feed(messages: bytes) -> list[Record]:
-        text = decoder.decode(messages)
-        return [Piece(0, text, None)] if text else []
+        batch = answer.feed(messages)
+        if answer.refused is not None and isinstance(run, Run):
+            runs.kill(run, answer.refused.message)
+        return batch
 
     def end(record: RunRecord) -> list[Record]:
         if (record.status, record.exit_code) != ("exited", 0):
             return [_failure(record)]
         used = record.usage or {}
         counts = (used.get(f"{kind}_tokens", 0) for kind in ("prompt", "cached", "completion"))
-        return [Piece(0, decoder.decode(b"", final=True), "stop"), Usage(*counts)]
+        return answer.end(Usage(*counts))
 
-    return _read_stored(runs, run, feed, end)
+    return _read_stored(runs, run, feed, end, _END_SECONDS)
 
 
 async def _read_stored(
@@ -79,8 +84,12 @@ async def _read_stored(
     run: Run | RunRecord,
     feed: Callable[[bytes], list[Record]],
     end: Callable[[RunRecord], list[Record]],
+    seconds: float | None = None,
 ) -> Batches:
-    """Yield what `feed` makes of a run's messages, then, unless that was complete, its `end`."""
+    """Yield what `feed` makes of a run's messages, then, unless that was complete, its `end`.
+
+    The last record waits so long for the run's end, which the shipped program has at once.
+    """
     reader = runs.open_reader(run, 0)
     try:
         while (events := await reader.next(_LOOK_SECONDS)) is not None:
@@ -95,7 +104,7 @@ async def _read_stored(
                     # Its client may ask for more of it at once, so first it is stored.
                     if batch[:-1]:
                         yield batch[:-1]
-                    await asyncio.wait([run.known])
+                    await asyncio.wait([run.known], timeout=seconds)
                     batch = batch[-1:]
                 yield batch
                 if isinstance(batch[-1], END):

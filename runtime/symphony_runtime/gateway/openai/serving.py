@@ -34,6 +34,7 @@ from symphony_runtime.gateway.runs.service import Runs
 GONE = "its client went away"
 _ID_BYTES = 40  # of a token id
 _LOGPROB_BYTES = 200  # of a token with its log-probability, about
+_RECORD_BYTES = 120  # of a record, without its text
 Hold = Callable[[int], None]
 _TOLD = (Piece, Reasoning, CallBegin, CallArguments)
 _WRITE_BYTES = 16 << 10  # of a stream, before it waits for the client
@@ -117,7 +118,7 @@ async def answer_whole(
         Problem: 429, from `hold`.
     """
     parts: list[list[Piece]] = [[] for _ in range(choices)]
-    usage, ids, said = Usage(), dict[int, list[int]](), list[Part]()
+    usage, ids, said = Usage(), dict[int, list[int]](), [list[Part]() for _ in range(choices)]
     prompts = list[PromptLogprobs]()
     async for batch in batches:
         for record in batch:
@@ -126,7 +127,7 @@ async def answer_whole(
                 parts[record.choice].append(record)
             elif isinstance(record, Part):
                 hold(_part_size(record))
-                said.append(record)
+                said[record.choice].append(record)
             elif isinstance(record, Usage):
                 usage = record
             elif isinstance(record, Tokens):
@@ -138,12 +139,13 @@ async def answer_whole(
             else:
                 assert isinstance(record, Failure), "only tasks have data"
                 raise failure_error(record)
-    assert all(parts)
-    pieces = [_joined(pieces) for pieces in parts]
+    # A program that sends plain text gives one choice, to any number of prompts.
+    assert parts[0]
+    pieces = [_joined(pieces) for pieces in parts if pieces]
     for choice, tokens in ids.items():
         pieces[choice].ids = tokens
-    for part in said:
-        _add_part(pieces[part.choice], part)
+    for piece in pieces:
+        _add_parts(piece, said[piece.choice])
     for prompt in prompts:
         for choice in prompt.choices:
             pieces[choice].prompt = prompt.entries
@@ -225,27 +227,27 @@ def _event(record: Record, answer: Events) -> bytes:
 def _size(piece: Piece) -> int:
     """Return about how many bytes of memory a piece takes."""
     entries = sum(1 + len(token.top) for token in piece.logprobs or ())
-    return sys.getsizeof(piece.text) + _LOGPROB_BYTES * entries
+    return _RECORD_BYTES + sys.getsizeof(piece.text) + _LOGPROB_BYTES * entries
 
 
 def _part_size(part: Part) -> int:
-    return sys.getsizeof(part.name if isinstance(part, CallBegin) else part.text)
+    return _RECORD_BYTES + sys.getsizeof(part.name if isinstance(part, CallBegin) else part.text)
 
 
-def _add_part(piece: Piece, part: Part) -> None:
-    """Add a part to a whole choice; its calls come in order."""
-    if isinstance(part, Reasoning):
-        piece.reasoning += part.text
+def _add_parts(piece: Piece, parts: list[Part]) -> None:
+    """Add its parts to a whole choice; its calls come in order, each with its arguments."""
+    piece.reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
+    for part in parts:
+        if isinstance(part, Stopped):
+            piece.stopped = part.text
+    names = [part.name for part in parts if isinstance(part, CallBegin)]
+    if not names:
         return
-    if isinstance(part, Stopped):
-        piece.stopped = part.text
-        return
-    piece.calls = piece.calls or []
-    if isinstance(part, CallBegin):
-        piece.calls.append((part.name, ""))
-    else:
-        name, arguments = piece.calls[part.index]
-        piece.calls[part.index] = name, arguments + part.text
+    arguments: list[list[str]] = [[] for _ in names]
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.index].append(part.text)
+    piece.calls = list(zip(names, map("".join, arguments), strict=True))
 
 
 def _joined(pieces: list[Piece]) -> Piece:

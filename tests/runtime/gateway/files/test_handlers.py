@@ -204,6 +204,9 @@ async def test_form_with_wrong_fields_is_refused_and_leaves_nothing(
         ("multipart/form-data; boundary=b", b"--b\r\nContent-Type: multipart/mixed; boundary=c\r\n"
          b"\r\n--c\r\n\r\nx\r\n--c--\r\n--b--\r\n"),
         ("multipart/form-data; boundary=b", b"--b--\r\n"),
+        # The parser reads 32 bytes of this field, and asserts that a boundary fits in them.
+        (f"multipart/form-data; boundary={'b' * 60}", b"--" + b"b" * 60 + b"\r\n"
+         b'Content-Disposition: form-data; name="_charset_"\r\n\r\nx\r\n'),
     ],
 )  # fmt: skip
 @run_by(with_system, "tmp_path")

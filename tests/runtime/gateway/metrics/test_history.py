@@ -74,6 +74,21 @@ async def test_tenant_that_comes_later_began_at_zero() -> None:
     assert server.history.tenant("a")["decode_tokens"] == [None, 2.0]
 
 
+async def test_figures_of_a_deleted_tenant_are_not_shown_to_the_next_of_its_name() -> None:
+    server = Server()
+    for value in (10, 20):
+        server.tenants = {"a": {"completion_tokens": value, "pages": 1}}
+        await server.step()
+    server.history.forget("a")
+    server.history.forget("b")
+    assert server.history.tenant("a")["decode_tokens"] == [None, None]
+    assert server.history.tenant("a")["kv_pages"] == [None, None]
+    for value in (70, 80):  # the counters may go on from the first tenant's
+        server.tenants = {"a": {"completion_tokens": value}}
+        await server.step()
+    assert server.history.tenant("a")["decode_tokens"] == [None, None, None, 2.0]
+
+
 async def test_tenants_beyond_the_most_have_no_figures_until_others_are_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -301,11 +301,12 @@ async def test_completion_whose_end_cannot_be_stored_is_an_error(
     system: SystemRig, client: Client, disk: Disk, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_records, "_LOOK_SECONDS", 0.2)
-    await client.upload(guests.PARROT_WASM, "parrot")
-    asking = asyncio.create_task(complete(system, model="parrot"))
+    sleeps = call("await", call("sleep", 1_000))
+    says_last = guests.wasm(main(f"{sleeps} {drop('send', 0, 4)} (i32.const 0)", data(0, "last")))
+    await client.upload(says_last, "late")
+    asking = asyncio.create_task(complete(system, model="late"))
     run = await started(system)
     disk.fail()
-    await client.send(run, b"last", close=True)
     answer = await asyncio.wait_for(asking, SECONDS)
     assert answer.status == disk.status
     assert "the run has ended" in answer.json["error"]["message"]

@@ -8,6 +8,7 @@ import msgpack
 from symphony_kernel.protocol.limits import (
     OPENAI_COMPLETION_TOKENS_DEFAULT,
     OPENAI_METADATA_CHARACTERS_MAX,
+    OPENAI_PROGRAM_CHOICES_MAX,
     PRED_BIAS_MAX,
 )
 
@@ -34,7 +35,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request for the shipped program. `choices`: how many answers it gets.
+    """A request for a program. `choices`: how many answers it gets, `n` to each prompt.
 
     `call_id_characters` are those of the ids of tool calls.
     """
@@ -44,6 +45,7 @@ class ParsedRequest:
     stream: bool
     include_usage: bool
     call_id_characters: int = 24
+    n: int = 1
 
 
 def parse_completion(body: dict[str, Any], model: Model, limits: RequestLimits) -> ParsedRequest:
@@ -178,15 +180,23 @@ def _read_prompt_logprobs(request: CompletionBody | ChatBody, job: dict[str, Any
     job["prompt_logprobs"] = request.prompt_logprobs
 
 
-def parse_for_program(body: dict[str, Any], raw: bytes) -> ParsedRequest:
+def parse_for_program(body: dict[str, Any], raw: bytes, *, several: bool = False) -> ParsedRequest:
     """Return the job of a tenant's own program: the request's bytes. The program checks the rest.
 
-    Raises OpenAIError: 400, it wants more than one answer, or its stream options are wrong.
+    `several`: the route has answers with several choices.
+
+    Raises OpenAIError: 400, it wants too many answers, or its stream options are wrong.
     """
     request = read_body(Body, {name: body[name] for name in Body.model_fields if name in body})
-    if request.n != 1:
-        raise refused(f"a program gives one answer: `n` must be 1; it is {request.n}", "n")
-    return ParsedRequest(raw, 1, request.stream, _include_usage(request))
+    n, prompts = request.n, body.get("prompt")
+    if n != 1 and not several:
+        raise refused(f"this route gives one answer: `n` must be 1; it is {n}", "n")
+    listed = several and isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
+    choices = n * (len(prompts or ()) if listed else 1)
+    if choices > OPENAI_PROGRAM_CHOICES_MAX:
+        most = f"at most {OPENAI_PROGRAM_CHOICES_MAX} answers, `n` to each prompt"
+        raise refused(f"a program gives {most}; {choices} are wanted", "n" if n > 1 else "prompt")
+    return ParsedRequest(raw, choices, request.stream, _include_usage(request), n=n)
 
 
 def _check_echoed(request: ResponseBody) -> None:

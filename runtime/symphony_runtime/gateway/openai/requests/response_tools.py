@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from symphony_kernel.protocol.limits import OPENAI_TOOLS_MAX
+from symphony_kernel.protocol.limits import (
+    OPENAI_CUSTOM_TOOL_NAME_CHARACTERS_MAX,
+    OPENAI_TOOLS_MAX,
+)
 
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.requests.tools import Function, FunctionName, Tool
 from symphony_runtime.validation import StrictModel
 
 _SEARCHES: Final = "web_search", "web_search_preview"
-_NAME_CHARACTERS_MAX: Final = 64
 
 
 class ResponseFunction(Function):
@@ -95,8 +97,8 @@ def _functions(tool: ResponseTool) -> Iterator[Function]:
     if isinstance(tool, Namespace):
         for each in tool.tools:
             name = joined_name(tool.name, each.name)
-            if len(name) > _NAME_CHARACTERS_MAX:
-                most = f"at most {_NAME_CHARACTERS_MAX} characters"
+            if len(name) > OPENAI_CUSTOM_TOOL_NAME_CHARACTERS_MAX:
+                most = f"at most {OPENAI_CUSTOM_TOOL_NAME_CHARACTERS_MAX} characters"
                 raise refused(f"`{tool.name}` and `{each.name}` have together {most}", "tools")
             yield from _functions(each.model_copy(update={"name": name}))
     elif isinstance(tool, CustomTool):
@@ -137,7 +139,10 @@ def called_tools(tools: Any) -> dict[str, CalledTool]:
         if kind == "custom":
             called[name] = CalledTool(name, None, custom=True)
         elif kind == "namespace":
-            for each in tool.get("tools") or ():
+            inner = tool.get("tools")
+            for each in inner if isinstance(inner, list) else ():
+                if not isinstance(each, dict):
+                    continue
                 own = str(each.get("name"))
                 custom = each.get("type") == "custom"
                 called[joined_name(name, own)] = CalledTool(own, name, custom)

@@ -4,16 +4,18 @@ from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
-from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    OPENAI_REFERENCES_MAX,
+    OPENAI_TURNS_MAX,
+    RUN_INPUT_BYTES_MAX,
+)
 
-from symphony_runtime.gateway.http.context import services, tenant_of, to_json
+from symphony_runtime.gateway.http.context import services, tenant_of, to_any_json
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.serving import Hold
 from symphony_runtime.gateway.openai.stored.items import list_input, owner_of
 from symphony_runtime.gateway.openai.stored.kept import find_response
 
-_TURNS_MAX: Final = 1_000  # of a conversation
-_REFERENCES_MAX: Final = 100  # in one request
 _PREVIOUS: Final = "previous_response_id"
 _ENDED: Final = ("completed", "incomplete")
 
@@ -56,11 +58,11 @@ async def items_of_chain(
     wanted: str | None = response_id
     runs, tenant = services(request).runs, tenant_of(request)
     while wanted is not None:
-        if len(turns) == _TURNS_MAX:
-            raise refused(f"a conversation has at most {_TURNS_MAX} responses", param)
+        if len(turns) == OPENAI_TURNS_MAX:
+            raise refused(f"a conversation has at most {OPENAI_TURNS_MAX} responses", param)
         kept = await find_response(runs, tenant, wanted, hold, param)
         view = await kept.view(runs)
-        hold(said := len(to_json(view["output"])))
+        hold(said := len(to_any_json(view["output"])))
         size += kept.size + said
         if size > RUN_INPUT_BYTES_MAX:
             words = f"the conversation has more than {RUN_INPUT_BYTES_MAX} bytes"
@@ -77,22 +79,23 @@ async def _resolved(
 ) -> list[Any]:
     """Return input items with those that references mean; OpenAIError 400, 404."""
     known = {item["id"]: item for item in before}
-    if sum(map(_is_reference, asked)) > _REFERENCES_MAX:
-        raise refused(f"at most {_REFERENCES_MAX} items may be references", "input")
+    if sum(map(_is_reference, asked)) > OPENAI_REFERENCES_MAX:
+        raise refused(f"at most {OPENAI_REFERENCES_MAX} items may be references", "input")
     items: list[Any] = []
     for place, item in enumerate(asked):
         if not _is_reference(item):
             items.append(item)
             continue
         param, wanted = f"input[{place}]", item.get("id")
-        owner = owner_of(wanted) if isinstance(wanted, str) else None
-        if wanted not in known and owner is not None:
+        if not isinstance(wanted, str):
+            raise refused(f"`{param}.id` must be the id of an item", param)
+        if wanted not in known and (owner := owner_of(wanted)) is not None:
             runs, tenant = services(request).runs, tenant_of(request)
             kept = await find_response(runs, tenant, owner, hold, param)
             output = (await kept.view(runs))["output"]
             listed = list_input(kept.number, kept.body["input"])
             known |= {each["id"]: each for each in [*listed, *output]}
-        if not isinstance(wanted, str) or wanted not in known:
+        if wanted not in known:
             words = f"there is no item {ascii(wanted)[:60]}: responses that are stored have items"
             raise OpenAIError(404, words, param=param, code="item_not_found")
         items.append(known[wanted])

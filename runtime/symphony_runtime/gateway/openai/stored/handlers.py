@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
-from symphony_kernel.protocol.limits import CANCEL_SECONDS_MAX
+from symphony_kernel.protocol.limits import CANCEL_SECONDS_MAX, OPENAI_ITEMS_MAX
 
 from symphony_runtime.gateway.http.context import answer, number, services, tenant_of
 from symphony_runtime.gateway.http.responses import send_whole
@@ -20,7 +20,7 @@ from symphony_runtime.gateway.openai.stored.items import list_input
 from symphony_runtime.gateway.openai.stored.kept import KeptResponse, find_response
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
 
-ITEMS_DEFAULT, ITEMS_MAX = 20, 100  # of a page, as in OpenAI's API
+ITEMS_DEFAULT: Final = 20  # of a page, as in OpenAI's API
 _EVENTS_MAX: Final = 1 << 40
 
 
@@ -56,7 +56,7 @@ async def cancel_response(request: web.Request) -> web.StreamResponse:
 async def list_input_items(request: web.Request) -> web.StreamResponse:
     """Answer with a page of the items that a response was made from, the chain's included."""
     kept, hold = await _kept(request)
-    limit = _number(request, "limit", ITEMS_DEFAULT, 1, ITEMS_MAX)
+    limit = _number(request, "limit", ITEMS_DEFAULT, 1, OPENAI_ITEMS_MAX)
     order = request.query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise refused("`order` must be asc or desc", "order")

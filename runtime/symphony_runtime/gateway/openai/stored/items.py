@@ -3,9 +3,24 @@
 import re
 from typing import Any, Final
 
+from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.response_output import MESSAGE, PREFIXES
 
 _OWNER: Final = re.compile(r"[a-z]+_([0-9a-f]{24})(?:i\d+|_\d+)?")
+
+
+def check_items(asked: Any) -> None:
+    """Check that a request's input can be listed, also one for a program; OpenAIError 400."""
+    if isinstance(asked, str):
+        return
+    if not isinstance(asked, list):
+        words = "`input` must be a string or a list of items, or `store` false"
+        raise refused(words, "input")
+    for place, item in enumerate(asked):
+        named = isinstance(item, dict) and [item.get("id"), item.get("type")]
+        if not named or not all(name is None or isinstance(name, str) for name in named):
+            words = f"`input[{place}]` must be an object whose `id` and `type` are strings"
+            raise refused(words, f"input[{place}]")
 
 
 def list_input(number: str, asked: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from symphony_kernel.protocol.limits import OPENAI_ITEMS_MAX
+
 from symphony_runtime.gateway.http.route import Answer, Parameter, Route
 from symphony_runtime.gateway.openai.stored import handlers
 
@@ -14,7 +16,7 @@ _PAGE = (
         {
             "type": "integer",
             "minimum": 1,
-            "maximum": handlers.ITEMS_MAX,
+            "maximum": OPENAI_ITEMS_MAX,
             "default": handlers.ITEMS_DEFAULT,
         },
     ),

@@ -97,7 +97,7 @@ async def test_conversation_past_its_bounds_is_refused(
     for _ in range(3):
         last = await respond(system, "x", previous_response_id=last["id"])
     with monkeypatch.context() as patched:
-        patched.setattr(conversation, "_TURNS_MAX", 2)
+        patched.setattr(conversation, "OPENAI_TURNS_MAX", 2)
         error = (await respond(system, "x", 400, previous_response_id=last["id"]))["error"]
         assert "at most 2 responses" in error["message"]
     with monkeypatch.context() as patched:
@@ -107,3 +107,52 @@ async def test_conversation_past_its_bounds_is_refused(
     many = [{"type": "item_reference", "id": "x"}] * 101
     assert "100 items" in (await respond(system, many, 400))["error"]["message"]
     await respond(system, "x", previous_response_id=last["id"])
+
+
+@run_by(with_system, "tmp_path")
+async def test_items_of_a_program_that_cannot_be_listed_are_not_kept(
+    system: SystemRig, client: Client
+) -> None:
+    await client.upload(MIRROR, "mirror")
+    refused = await respond(system, [{"role": "user", "content": "x", "id": {}}], 400)
+    assert refused["error"]["param"] == "input[0]"
+    unkept = await respond(system, {"any": "shape"}, store=False)
+    assert mirrored(unkept)["input"] == {"any": "shape"}
+
+
+@pytest.mark.parametrize("wanted", [None, 1, [1], {}])
+@run_by(with_system, "tmp_path")
+async def test_reference_that_is_no_id_is_refused(
+    system: SystemRig, client: Client, *, wanted: Any
+) -> None:
+    await client.upload(MIRROR, "mirror")
+    error = (await respond(system, [{"type": "item_reference", "id": wanted}], 400))["error"]
+    assert error["param"] == "input[0]"
+
+
+@pytest.mark.parametrize(
+    "tools", [5, [5], [{"type": "namespace", "tools": 5}], [{"type": "namespace", "tools": [5]}]]
+)
+@run_by(with_system, "tmp_path")
+async def test_tools_that_only_the_program_checks_are_repeated(
+    system: SystemRig, client: Client, *, tools: Any
+) -> None:
+    await client.upload(MIRROR, "mirror")
+    assert (await respond(system, "x", tools=tools))["tools"] == tools
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@run_by(with_system, "tmp_path")
+async def test_lone_surrogates_are_repeated_in_ascii(
+    system: SystemRig, client: Client, *, streamed: bool
+) -> None:
+    await client.upload(MIRROR, "mirror")
+    metadata = {"a": "\ud800"}
+    first = await respond(system, "\udfff", metadata=metadata)
+    assert first["metadata"] == metadata
+    body = {"model": "mirror", "input": "x", "metadata": metadata, "stream": streamed}
+    body["previous_response_id"] = first["id"]
+    answer = await system.ask("POST", "/v1/responses", json=body)
+    assert answer.status == 200
+    assert b'"metadata":{"a":"\\ud800"}' in answer.body
+    assert (b"response.completed" in answer.body) is streamed

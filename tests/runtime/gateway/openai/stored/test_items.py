@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from symphony_runtime.gateway.openai.stored.items import list_input, owner_of
+from symphony_runtime.gateway.openai.errors import OpenAIError
+from symphony_runtime.gateway.openai.stored.items import check_items, list_input, owner_of
 
 NUMBER = "0123456789abcdef01234567"
 
@@ -37,3 +38,19 @@ def test_id_of_an_item_names_its_response(item: str) -> None:
 @pytest.mark.parametrize("item", ["", "msg_own", f"msg_{NUMBER}x", f"msg_{NUMBER}i", NUMBER])
 def test_id_of_a_clients_own_names_none(item: str) -> None:
     assert owner_of(item) is None
+
+
+@pytest.mark.parametrize("asked", ["", [], [{}, {"id": None, "type": "message"}]])
+def test_input_that_can_be_listed_passes(asked: Any) -> None:
+    check_items(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [(None, "input"), (5, "input"), ({"a": 1}, "input"), (["x"], "input[0]"),
+     ([{}, {"id": {}}], "input[1]"), ([{"type": ["message"]}], "input[0]")],
+)  # fmt: skip
+def test_input_that_cannot_be_listed_is_refused(asked: Any, param: str) -> None:
+    with pytest.raises(OpenAIError) as refusal:
+        check_items(asked)
+    assert (refusal.value.status, refusal.value.param) == (400, param)
