@@ -138,7 +138,7 @@ class Kernel:
             options.anticipation(),
             predictor,
             model.hidden_size,
-            PrefixSharing(self._kvfs),
+            PrefixSharing(self._kvfs, lambda name, tokens: self._rate_limiter.refund(name, tokens)),
         )
 
     def _make_syscalls(self) -> Syscalls:

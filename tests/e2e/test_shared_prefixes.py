@@ -66,6 +66,7 @@ async def test_simultaneous_chats_compute_their_prefix_once(
         assert saved >= (COUNT - 1) * PREFIX
         kinds = ("prefix_cache_shared_tokens", "prefix_cache_hit_tokens")
         assert saved == sum(after[kind] - before[kind] for kind in kinds)
+        assert saved == sum(each.usage.prompt_tokens_details.cached_tokens for each in answers)
         stranger = await clients(server, stack, await server.add_tenant("alone"))
         alone = [await ask(stranger, document, i) for i in range(COUNT)]
         assert contents(answers) == contents(alone)

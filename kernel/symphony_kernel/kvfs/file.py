@@ -47,7 +47,7 @@ class KVFile:
     """A KV file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "advice",
+        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "advice", "cached",
         "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
         "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
         "tenant", "texts", "unrecomputable",
@@ -66,6 +66,7 @@ class KVFile:
         self.tenant = tenant
         self.owner = owner
         self.length = 0
+        self.cached = 0  # entries that came from the prefix cache
         # So many entries, from the first, stand at positions 0, 1, .. and were each computed from
         # all before it: their K and V depend on their tokens alone.
         self.plain = 0

@@ -350,6 +350,7 @@ class KVFS:
         except SyscallError:
             self.release(file)
             raise
+        file.cached = file.length
         return file
 
     # -- Preds that share prefixes --------------------------------------------------------------

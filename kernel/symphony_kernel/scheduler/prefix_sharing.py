@@ -10,6 +10,7 @@ When that request is cancelled, fails or waits for frames, the next one computes
 share.
 """
 
+from collections.abc import Callable
 from typing import Final, cast
 
 import numpy as np
@@ -26,10 +27,14 @@ _SAVED_SHARE: Final = 4
 
 
 class PrefixSharing:
-    """Which pages the steps under way compute, and what requests take from each other."""
+    """Which pages the steps under way compute, and what requests take from each other.
 
-    def __init__(self, kvfs: KVFS) -> None:
+    `refund` is called with a tenant and the tokens that a request of its need not compute.
+    """
+
+    def __init__(self, kvfs: KVFS, refund: Callable[[str, int], None]) -> None:
         self._kvfs = kvfs
+        self._refund = refund
         self._computing: dict[int, Request] = {}  # by a page's key
 
     def is_computed(self, request: Request) -> bool:
@@ -60,6 +65,7 @@ class PrefixSharing:
         tokens = count * PAGE_TOKENS
         request.shared += tokens
         request.computed += tokens
+        self._refund(request.tenant, tokens)
         return tokens
 
     def compute(self, request: Request, start: int, count: int) -> list[int]:

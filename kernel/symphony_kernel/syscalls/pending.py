@@ -345,6 +345,7 @@ class Pred(_QueuedCall):
         usage.prompt_tokens += request.count - shared
         if shared:
             usage.cached_tokens += shared
+            self.files[0].cached += shared
             self.caller.run.tokens -= shared
             request.shared = 0
         request.prompt = None

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgpack
 import pytest
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kernel import KernelOptions
@@ -250,6 +251,23 @@ async def test_requests_share_within_their_tenants_quota(rig: KernelRig) -> None
     ends = [await each.end for each in made]
     assert ends == [b""] * 6
     assert (await rig.gateway.statistics())["prefill_tokens"] == 1024 + 6 * 20
+
+
+@run_by(with_kernel, pages=2048, costs=SLOW)
+async def test_shared_tokens_count_not_toward_the_tenants_rate(rig: KernelRig) -> None:
+    await rig.gateway.ask("limit_tenant", tenant="t", limits={"tokens_per_minute": 3000})
+    made = await begin(rig, COUNT)
+    async with asyncio.timeout(5):  # their prompts have 16,704 tokens
+        await answers(made)
+    left, _ = (await rig.gateway.ask("tokens_left", tenant="t")).value
+    assert 3000 - 1024 - COUNT * (20 + 2) <= left < 3000 - 1024
+
+
+@run_by(with_kernel, pages=2048, costs=SLOW)
+async def test_file_says_how_many_entries_were_shared(rig: KernelRig) -> None:
+    await answers(await begin(rig, 2))
+    stats = [msgpack.unpackb(await rig.worker.call(i, Op.KV_STAT, A)) for i in (1, 2)]
+    assert sorted(stat["cached"] for stat in stats) == [0, 1024]
 
 
 @run_by(with_kernel, pages=2048, costs=SLOW)
