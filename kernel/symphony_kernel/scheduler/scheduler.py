@@ -117,7 +117,7 @@ class Scheduler:
         if prediction is not None:
             self._accept_predicted(request, prediction)
             return
-        if self._steps:
+        if self._steps and not request.shares:  # which may need fewer pages when it runs
             self._admission.reserve_ahead(request)
         self._queue.push(request)
 

@@ -348,7 +348,7 @@ class Pred(_QueuedCall):
             self.files[0].cached += shared
             self.caller.run.tokens -= shared
             request.shared = 0
-        request.prompt = None
+        request.prompt, request.shares = None, False  # what follows are single tokens
 
     def _matcher(self, file: KVFile, constraint: Constraint) -> GrammarMatcher:
         """Return the request's matcher. Its text begins behind the request, or earlier."""

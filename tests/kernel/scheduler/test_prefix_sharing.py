@@ -77,6 +77,20 @@ async def test_prefix_of_simultaneous_requests_is_computed_once(rig: KernelRig) 
 
 
 @run_by(with_kernel, pages=2048, costs=SLOW)
+async def test_waiting_requests_hold_no_pages(rig: KernelRig) -> None:
+    # Those of 15 prompts would be taken from other files, for nothing.
+    first = await begin(rig, 1)
+    await asyncio.sleep(0.2)  # a step computes, for which others can be prepared
+    for instance in range(2, COUNT + 1):
+        await start(rig, instance)
+    others = [rig.worker.generate(i, A, prompt(i), max=3, share=True) for i in range(2, COUNT + 1)]
+    await asyncio.sleep(0.2)
+    found = await rig.gateway.statistics()
+    assert found["pages"] - found["pages_free"] == 66
+    await answers(first + others)
+
+
+@run_by(with_kernel, pages=2048, costs=SLOW)
 async def test_shared_tokens_are_counted_as_cached_and_not_as_computed(rig: KernelRig) -> None:
     await answers(await begin(rig, 3, tokens=1100))
     usages = [(await rig.gateway.end(instance)).value for instance in (1, 2, 3)]
