@@ -56,7 +56,7 @@ class PrefixSharing:
     def take(self, request: Request) -> int:
         """Take cached pages in place of an admitted request's; return how many tokens."""
         pages, first = _pages_of(request), _next_page(request)
-        pages.changes = -1  # its admission may have evicted some
+        pages.node, pages.added = None, -1  # its admission may have moved some
         count = self._known(request, pages) - first
         if count <= 0:
             return 0
@@ -92,11 +92,18 @@ class PrefixSharing:
     def _known(self, request: Request, pages: PromptPages) -> int:
         """Return how many of its pages, from the first, the cache has on the device."""
         cache = self._kvfs.prefix_cache
-        if pages.changes != cache.changes:
-            pages.changes = cache.changes
-            found = cache.peek(request.tenant, pages.tokens, pages.pages_max)
-            absent = self._kvfs.pool.is_absent(found)
-            pages.known = int(absent.argmax()) if absent.any() else len(found)
+        if pages.added == cache.added and pages.removed == cache.removed:
+            return pages.known
+        if pages.node is None or pages.removed != cache.removed:
+            pages.node, pages.known = None, 0
+        pages.added, pages.removed = cache.added, cache.removed
+        pages.node, found = cache.peek(
+            request.tenant, pages.tokens, pages.pages_max, pages.node, pages.known
+        )
+        absent = self._kvfs.pool.is_absent(found)
+        if absent.any():
+            found, pages.node = found[: absent.argmax()], None
+        pages.known += len(found)
         return pages.known
 
 
