@@ -272,7 +272,7 @@ function streamsPart(): i32 {
   send("bad " + cut.stream([1], { logprobs: 21 }).tryFinish().reason);
 
   const long: u32[] = [];
-  for (let i: u32 = 0; i < 40; i++) long.push(i + 300);
+  for (let i: u32 = 0; i < 40; i++) long.push(i + 1);
   const first = KvFile.create();
   first.pred(long, new PredOptions().shared()).choice();
   const second = KvFile.create();

@@ -112,7 +112,7 @@ pub struct Stat {
     /// 1970 (as [`unix_ms`](crate::process::unix_ms) counts); `None` for never.
     pub expires_ms: Option<u64>,
     /// Entries that came from the prefix cache: by [`KvFile::matching`], or shared by
-    /// [`Pred::share`](crate::Pred::share).
+    /// [`Pred::share`](crate::pred::Pred::share).
     pub cached: u32,
 }
 

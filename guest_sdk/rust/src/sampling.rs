@@ -169,7 +169,7 @@ impl Sampling {
     // --- What is computed --------------------------------------------------------------------------
 
     /// With `true`, computes once what the prompts of several generations of the tenant begin with,
-    /// also when they come together: see [`Pred::share`](crate::Pred::share).
+    /// also when they come together: see [`Pred::share`](crate::pred::Pred::share).
     pub fn share(mut self, share: bool) -> Sampling {
         self.share = share;
         self
