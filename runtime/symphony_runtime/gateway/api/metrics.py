@@ -224,6 +224,7 @@ _COUNTERS = (
     ("kv_slots_copied", "copies", 1, "entries copied on a write to a shared page"),
     ("prefix_cache_queries", "prefix_cache_query_tokens", 1, "tokens looked up"),
     ("prefix_cache_hits", "prefix_cache_hit_tokens", 1, "tokens found"),
+    ("prefix_cache_shared", "prefix_cache_shared_tokens", 1, "tokens taken with `share`"),
     ("prefix_cache_evicted_pages", "prefix_cache_evicted_pages", 1, "evicted pages of prefixes"),
     ("kv_pages_saved", "tiers_saved_pages", 1, "pages copied from the device to host memory"),
     ("kv_pages_loaded", "tiers_loaded_pages", 1, "pages copied from host memory to the device"),
