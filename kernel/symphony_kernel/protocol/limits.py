@@ -63,6 +63,17 @@ KV_CHUNK_BYTES_MAX = 1 << 20  # of a KV file in one frame between kernel and gat
 KV_TRANSFERS_MAX = 64  # uploads and downloads of KV files under way, of all tenants
 TENANT_KV_TRANSFERS_MAX = 8  # of one tenant: past it 429
 KV_TRANSFER_IDLE_SECONDS_MAX = 60  # without a chunk asked for or sent, after which it is dropped
+# Of one request about a file's pages, its tokens or the prefix cache: it must not delay a step.
+KV_VIEW_PAGES_MAX = 4_096  # pages of the file
+KV_VIEW_NAMES_MAX = 512  # named files that it is compared with
+KV_VIEW_TABLE_PAGES_MAX = 1 << 18  # pages of these files together
+KV_VIEW_FILES_MAX = 16  # files that are named as sharing a page
+KV_VIEW_PARTS_MAX = 64  # of a lineage
+KV_VIEW_TOKENS_MAX = 4_096  # tokens of a file
+PREFIX_VIEW_PAGES_MAX = 8_192  # pages of the prefix cache that are counted
+PREFIX_VIEW_BRANCHES_MAX = 1_024  # ends of prefixes that are followed, those used last
+PREFIX_VIEW_TOKENS_MAX = 32  # tokens that are shown of each part of a prefix
+PREFIX_VIEW_DEPTH_DEFAULT, PREFIX_VIEW_DEPTH_MAX = 16, 64  # parts from the first token on
 KV_FILE_KEEP_MS_MAX = 100 * 365 * 86_400_000  # `keep_ms` of a file that is put
 
 # --- pred and generate (kernel) ------------------------------------------------------------------
@@ -254,6 +265,10 @@ TENANT_MEMORY_TOTAL_BYTES_MAX = 8 << 30  # of linear memory and tables, in one w
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
 TRACE_EVENTS_MAX = 16_384  # of one run's calls, and as many of its preds' steps: the last ones
 TRACE_BUNDLE_EVENTS = 256  # events that are sent together
+TRACE_PRED_TOKENS_MAX = 1_024  # of one pred, and of its file before it: the last ones
+TRACE_ALTERNATIVES_MAX = 8  # best tokens in place of the chosen one, as far as they were asked for
+TRACE_FILES_MAX = 4_096  # of one run whose preds are told to follow each other: the last used
+TRACE_EVENT_BYTES = 64  # of an event's tokens and results, that count as one more event
 TRACE_BUNDLE_MS_MAX = 250  # after which fewer events are sent
 TENANT_KEYS_MAX = 256  # of one tenant, or of the operators
 KEY_GRACE_MS_MAX = 30 * 86_400_000  # for which a rotated key stays valid
@@ -263,6 +278,7 @@ BODY_BYTES_MAX = 2 << 30  # of all tenants together: past it 503
 # Cost of a body's values: a key counts 16, a list or object 4, any other 1. Past it 413: parsing
 # more would delay all other requests by more than about 50 ms.
 JSON_COST_MAX = 1 << 19
+JSON_DEPTH_MAX = 200  # of lists and objects within one another in a body: past it 400
 RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 SMALL_BODY_BYTES_MAX = 64 << 10  # of a secret, an alias, or an administrator's request: past it 413
 TLS_HANDSHAKE_SECONDS_MAX = 10.0  # after which a connection without it is closed
@@ -272,6 +288,10 @@ TENANT_KEPT_BYTES_MAX = 1 << 30  # of their stored messages and logs, likewise
 DISK_RESERVE_BYTES_MIN = 32 << 20  # of the data directory's disk, but at most a quarter of it
 DISK_RESERVE_BYTES_MAX = 256 << 20  # likewise, unless an option says more
 RUN_KEPT_SECONDS_MAX = 7 * 86_400  # after its end
+RUN_INPUT_KEPT_BYTES_MAX = 64 << 10  # of a run's input, to be kept with it: a longer one is not
+RUN_CHILDREN_KEPT_MAX = 1_000  # children of a run that its listing shows: the first ones
+RUN_CHANGES_KEPT_MAX = 2_048  # of a tenant's runs, for readers of their stream: the last ones
+RUN_CHANGES_KEPT_SECONDS = 60.0  # after its last reader, so that it can resume
 CHANNEL_ITEMS_MAX = 1_024  # that wait in one channel
 TENANT_CHANNELS_MAX = 1_024
 TENANT_CHANNEL_BYTES_MAX = 64 << 20  # items that no run has taken yet, of all its channels
@@ -331,7 +351,7 @@ BATCH_LINE_BYTES_MAX = 1 << 20  # of one of them
 BATCH_CUSTOM_ID_CHARACTERS_MAX = 512  # of its name
 BATCH_SECONDS_MAX = 86_400  # after which a batch expires
 BATCH_ERRORS_MAX = 50  # that a batch shows of its input file
-BATCH_REQUEST_FAILURES_MAX = 4  # of one request by the server, before its error is the result
+BATCH_REQUEST_FAILURES_MAX = 4  # of one request or its run, before the error is the result
 BATCH_RESUMES_MAX = 10  # after deaths of its gateway, without a result in between
 TENANT_BATCHES_LIVE_MAX = 32  # batches that have not ended: past it 429
 TENANT_BATCH_REQUESTS_MAX = 8  # of all its batches, that run at once

@@ -334,7 +334,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         authorization_of(request.headers),
         tenants=route.access is not Access.ADMIN,
         operators=route.access is not Access.TENANT,
-        writes=route.writes,
+        writes=route.refuses_readers,
     )
     server.connections.assign_key(request, key.id, key.tenant)
     if route.name not in _WITHOUT_STORE:

@@ -32,19 +32,22 @@ MANAGE = frozenset({"operator"})
 # Each route, by who may use it.
 ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
     OPEN: ("console", "consoleFile", "healthz", "readyz", "health", "version"),
-    ANY: ("metrics", "getOwnKey", "history"),
+    ANY: ("metrics", "getOwnKey", "history", "followRuns"),
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
-        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "getResponse",
+        "getRunInput", "listChildren", "getEvents", "getTrace", "listKv", "getKv", "listModels",
+        "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
+        "getKvPages", "getKvTokens", "listPrefixes",
         "listVersions",
+        "mcp",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
-        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch", "mcp",
+        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
         "putAlias", "deleteName", "deleteVersion",
     ),
     LOOK: (
