@@ -31,6 +31,7 @@ from symphony_runtime.gateway.openai.requests.tasks import (
 )
 from symphony_runtime.gateway.openai.run_records import Batches
 from symphony_runtime.gateway.openai.serving import Hold, failure_error
+from symphony_runtime.gateway.otlp.answers import watch_answer
 from symphony_runtime.gateway.runs.live_run import Run
 
 _TEXT_TIMES = 8  # memory of an answer's JSON, in times the program's data, about
@@ -73,6 +74,8 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
     task = await run_off_loop(len(raw), partial(parse, body, model, limits))
     run, batches, headers = await start_program(request, None, task.job, None)
     assert isinstance(run, Run)
+    if run.spans is not None:
+        batches = watch_answer(request, run.spans, {**body, "model": name}, batches)
     number, created = run.record.id.removeprefix("run_"), run.record.created_ms // 1000
     head = {"id": prefix + number, "created": created, "model": name} if prefix else {}
     server.clients.watch(run, request)

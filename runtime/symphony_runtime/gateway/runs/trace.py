@@ -14,6 +14,7 @@ import heapq
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -78,6 +79,11 @@ class RunTrace:
 
     def add_preds(self, events: list[Any]) -> None:
         self._preds.add(events, len(events) + sum(len(event[6]) for event in events))
+
+    def last_preds(self) -> Iterator[list[Any]]:
+        """Yield the preds that are kept, the newest bundle first."""
+        for bundle in reversed(self._preds.bundles()):
+            yield from reversed(msgpack.unpackb(bundle)[1])
 
     def pack(self) -> bytes:
         packed: bytes = msgpack.packb(
