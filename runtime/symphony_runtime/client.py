@@ -55,7 +55,7 @@ class ServerError(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a run: `message`, `log`, `status` or `usage`."""
+    """One event of a run: `message`, `log`, `status` or `usage`; or one of `Client.changes`."""
 
     id: int
     kind: str
@@ -170,9 +170,40 @@ class Client:
         """Return a run with its messages so far."""
         return await self._json("GET", f"/v1/runs/{_quoted(run)}")
 
-    def runs(self) -> AsyncIterator[JsonObject]:
-        """Yield all runs, newest first."""
-        return self._pages("/v1/runs")
+    def runs(self, **wanted: str) -> AsyncIterator[JsonObject]:
+        """Yield all runs, newest first; `wanted` picks some: program, status, limit_hit."""
+        return self._pages("/v1/runs", wanted)
+
+    async def changes(self, after: int = 0, *, follow: bool = True) -> AsyncIterator[Event]:
+        """Yield what happens to all runs of the key's tenant, behind a change's id.
+
+        First comes a `begin`, then a `run` for each start, change and end, with the run as listed.
+        A `begin` that has not `resumed` means that changes are lost: list the runs again.
+        """
+        query, headers = {"follow": str(int(follow))}, {"Last-Event-ID": str(after)}
+        async with self._request("GET", "/v1/events", query, headers=headers) as response:
+            async for event in _events(response):
+                yield event
+
+    async def input(self, run: str) -> bytes:
+        """Return what a run was given."""
+        async with self._request("GET", f"/v1/runs/{_quoted(run)}/input") as response:
+            return await response.read()
+
+    async def rerun(self, run: str, **options: Any) -> str:
+        """Start a run's program again with its input, entry, limits and priority; return its id.
+
+        `options` are those of `run`, in place of the run's.
+        """
+        before, data = await self.result(run), await self.input(run)
+        same = {name: before[name] for name in ("entry", "limits", "priority")}
+        return await self.start(before["program"], data.decode(), **{**same, **options})
+
+    async def children(self, run: str) -> list[JsonObject]:
+        """Return the children that a run's programs have spawned, in this order."""
+        path = f"/v1/runs/{_quoted(run)}/children"
+        children: list[JsonObject] = (await self._json("GET", path))["data"]
+        return children
 
     async def trace(self, run: str) -> JsonObject:
         """Return the Chrome trace events of a run that was started with `trace=True`."""

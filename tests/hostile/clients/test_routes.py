@@ -32,10 +32,11 @@ MANAGE = frozenset({"operator"})
 # Each route, by who may use it.
 ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
     OPEN: ("console", "consoleFile", "healthz", "readyz", "health", "version"),
-    ANY: ("metrics", "getOwnKey", "history"),
+    ANY: ("metrics", "getOwnKey", "history", "followRuns"),
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
-        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "getResponse",
+        "getRunInput", "listChildren", "getEvents", "getTrace", "listKv", "getKv", "listModels",
+        "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
     ),
     WRITE: (

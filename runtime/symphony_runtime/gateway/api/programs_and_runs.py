@@ -20,7 +20,6 @@ from symphony_runtime.gateway.http.context import (
     answer,
     flag,
     page_limit,
-    page_of,
     parse_json,
     read_body,
     run_off_loop,
@@ -144,29 +143,15 @@ async def _wait_over(run: Run) -> None:
         raise run.unstored
 
 
-async def list_runs(request: web.Request) -> web.StreamResponse:
-    limit = page_limit(request)
-    if flag(request, "live"):
-        return await _list_live(request, limit)
-    after = request.query.get("after", "")
-    records = await services(request).runs.page(tenant_of(request), after, limit + 1)
-    views = [record.view() for record in records]
-    return await answer(page_of(views, limit, lambda run: run["id"]))
-
-
-async def _list_live(request: web.Request, limit: int) -> web.StreamResponse:
-    runs, tenant = services(request).runs, tenant_of(request)
-    if request.query.get("after"):
-        raise bad_request("bad-cursor", "`live` has no pages: it lists the newest, up to `limit`")
-    held = await _ask_kernel(request, "lips", tenant=tenant)
-    shown = runs.live(tenant)[:limit]
-    data = [{**record.view(), "held": held.get(record.seq)} for record in shown]
-    return await answer({"data": data, "next": None})
-
-
 async def get_run(request: web.Request) -> web.StreamResponse:
-    run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
-    return await _result(request, run)
+    tenant = tenant_of(request)
+    run = await services(request).runs.find(tenant, request.match_info["run"])
+    if not flag(request, "brief"):
+        return await _result(request, run)
+    if not isinstance(run, Run):
+        return await answer(run.view())
+    held = await ask_kernel(request, "lips", tenant=tenant)
+    return await answer({**run.record.view(), "held": held.get(run.record.seq)})
 
 
 async def delete_run(request: web.Request) -> web.StreamResponse:
@@ -230,15 +215,15 @@ async def statistics(request: web.Request) -> web.StreamResponse:
     """Answer with the counters of kernel and gateway; `check` audits the kernel first."""
     server = services(request)
     if flag(request, "check"):
-        await _ask_kernel(request, "check_integrity")
-    kernel = await _ask_kernel(request, "statistics")
+        await ask_kernel(request, "check_integrity")
+    kernel = await ask_kernel(request, "statistics")
     counted = (server.administration.active_requests, server.runs, server.store, server.channels,
                server.bodies, server.connections, server.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 
 
-async def _ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
+async def ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
     runs = services(request).runs
     try:
         return await runs.kernel.ask(what, **args)

@@ -18,10 +18,12 @@ from symphony_runtime.gateway.api import (
 )
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.api.runs.routes import RUN_ROUTES
 from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 from symphony_runtime.gateway.mcp import handlers as mcp
+from symphony_runtime.gateway.metrics.history import STEPS
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
 from symphony_runtime.gateway.openai.stored.routes import RESPONSE_ROUTES
@@ -126,15 +128,12 @@ ROUTES: tuple[Route, ...] = (
         "The limits of the tenant and its runs: defaults and maxima",
         {200: Answer("by name; null is no limit", "Limits")},
     ),
-    Route(
-        "GET", "/v1/runs", "listRuns", programs_and_runs.list_runs, "List runs",
-        {200: Answer("a page, newest first", "RunPage")},
-        parameters=(LIMIT, AFTER, Parameter("live", "only live runs, with what they hold", FLAG)),
-    ),
+    *RUN_ROUTES,
     Route(
         "GET", "/v1/runs/{run}", "getRun", programs_and_runs.get_run,
         "Show a run, with its messages so far",
-        {200: Answer("the run", "RunResult")},
+        {200: Answer("the run; a `Run` with `brief`", "RunResult")},
+        parameters=(Parameter("brief", "without messages; of a live run what it holds", FLAG),),
     ),
     Route(
         "DELETE", "/v1/runs/{run}", "deleteRun", programs_and_runs.delete_run,
@@ -298,6 +297,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/v1/history", "history", history.get_history,
         "The last hour's figures: the server's for an operator, else the tenant's own",
         {200: Answer("series of equal steps, the oldest first", "History")}, access=Access.ANY,
+        parameters=(
+            Parameter("steps", "only the last so many steps",
+                      {"type": "integer", "minimum": 1, "maximum": STEPS}),
+        ),
     ),
     Route(
         "GET", "/metrics", "metrics", health.metrics,

@@ -120,6 +120,15 @@ _RUN = {
     "waits_for": {"type": ["string", "null"], "description": "the limit that holds it up"},
     "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
 }
+_CHILD = _object(
+    {
+        **_each(_STRING, "program status reason"),
+        **_each(_INTEGER, "number created_ms"),
+        **_each(_OR_NULL, "program_name entry"),
+        **_each(_INTEGER_OR_NULL, "parent exit_code ended_ms"),
+        "usage": _RUN["usage"],
+    }
+)
 _HELD = {"oneOf": [_object(_each(_INTEGER, "tokens kv_pages instances")), {"type": "null"}]}
 _BOUND = _object(
     {
@@ -135,6 +144,15 @@ _SERIES = {
     "type": "object",
     "additionalProperties": _list({"type": ["number", "null"]}),
 }
+_ROLES = _object(
+    {
+        "restarts": {"type": "object", "additionalProperties": _INTEGER},
+        "changes": _list(
+            _object({"at_ms": _INTEGER, **_each(_STRING, "role state"), "pid": _INTEGER_OR_NULL})
+        ),
+    },
+    {"resident_bytes": {"type": "object", "additionalProperties": _INTEGER}},
+)
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object({"roles": _list(_ROLE), **_each(_list(_STRING), "missing degraded")}),
@@ -159,9 +177,21 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
     ),
     "ProgramPage": _page("Program"),
     "Run": _object(_RUN, {"held": _HELD}),
-    "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(reference("Message"))}),
+    "RunResult": _object(
+        _RUN, {"output": _STRING, "messages": _list(reference("Message")), "held": _HELD}
+    ),
     "Trace": _object({"traceEvents": _list(_ANY), "displayTimeUnit": _STRING, "otherData": _ANY}),
     "RunStarted": _object({"id": _STRING}),
+    "RunInput": {"description": "the bytes that the program reads as its input"},
+    "ChildList": _object({"data": _list(_CHILD), "left_out": _INTEGER}),
+    "RunChanges": {
+        "description": "server-sent events; the data of each is JSON",
+        "properties": {
+            "id": {"type": "string", "pattern": "^[0-9]+$"},
+            "event": {"enum": ["begin", "run"]},
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
     "RunPage": _page("Run"),
     "Limits": _object({"limits": _object({limit.name: _BOUND for limit in LIMITS})}),
     # Of each event: some tools read the schema of a stream as that of the whole, which is a text.
@@ -204,7 +234,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
     "SecretPage": _page("Secret"),
     "Text": {"type": "string"},
     "History": _object(
-        {**_each(_INTEGER, "step_ms end_ms"), "series": _SERIES},
+        {**_each(_INTEGER, "step_ms step end_ms"), "series": _SERIES, "roles": _ROLES},
         {"tenants": {"type": "object", "additionalProperties": _SERIES}},
     ),
     "McpMessage": {

@@ -225,6 +225,7 @@ class WorkerRequests:
             raise
         if run.spans is not None:
             run.spans.start_child(instance, parent, program.name or program.id, program.id)
+        run.children.add(instance, parent, program, entry or None)
         self._runs.send_module(worker, program, artefact)
         return {
             "instance": instance,

@@ -178,6 +178,7 @@ class TenantDeletion:
     async def _end_requests(self, tenant: str) -> None:
         """Cut a tenant's connections and wait for the end of its requests: Problem 503."""
         self._administration.connections.cut_tenant(tenant)
+        self._runs.feed.forget_tenant(tenant)
         self._programs.cancel_compilations(tenant)
         if not await self._administration.active_requests.wait_ended(tenant, _END_SECONDS_MAX):
             raise unavailable("a request of the tenant has not ended yet: ask again")

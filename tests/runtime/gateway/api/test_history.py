@@ -37,11 +37,13 @@ async def test_history_shows_each_key_its_own(
         await wait_until(lambda: grown("device_busy", system.key))
         acme = await system.add_tenant("acme")
         own = await figures(acme)
-        assert own.keys() == {"step_ms", "end_ms", "series"}
+        assert own.keys() == {"step_ms", "step", "end_ms", "series", "roles"}
+        assert "resident_bytes" not in own["roles"]
         assert "device_busy" not in own["series"]
         assert not any(own["series"]["decode_tokens"])
         assert "device_busy" not in (await figures(system.key))["series"]
         whole = await figures(system.admin_key)
+        assert whole["roles"]["resident_bytes"]["gateway"] > 0
         assert "default" in whole["tenants"]
         assert any(whole["tenants"]["default"]["decode_tokens"])
 
