@@ -5,7 +5,7 @@ import { ask, events, get, send, type Run } from "../api";
 import { duration, time } from "../format";
 import { Action, Panel, Status, Tail, useLoaded, Words } from "../parts";
 import { go, href } from "../router";
-import { Timeline } from "../timeline";
+import { Traced } from "../traced";
 import { Again, Children, Usage } from "./run_parts";
 
 const LEVELS = ["debug", "info", "warning", "error"];
@@ -115,7 +115,7 @@ export function RunView({ id }: { id: string }) {
         {run ? <Panel title="Usage and limits"><Usage run={run} /></Panel> : null}
         {run ? <Children id={id} live={live} /> : null}
       </div>
-      {run && !live ? <Timeline run={id} /> : null}
+      {run && !live ? <Traced run={id} /> : null}
     </>
   );
 }

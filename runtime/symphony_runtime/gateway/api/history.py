@@ -84,12 +84,13 @@ def add_history(app: web.Application, server: Services) -> None:
         await asyncio.wait([task])
 
     app[_ROLES] = RoleHistory()
-    app[HISTORY] = _open_history(server, app[_ROLES])
+    history = app[HISTORY] = _open_history(server, app[_ROLES])
+    server.deletion.on_forgotten = history.forget
     app.cleanup_ctx.append(keep)
 
 
 async def get_history(request: web.Request) -> web.StreamResponse:
-    """Answer with the figures; a sum over tenants would tell each about the others."""
+    """Answer with the figures; a sum over tenants would tell each about others, deleted too."""
     history, tenant = request.app[HISTORY], request.get(ASKING)
     steps = number(request.query.get("steps", str(STEPS)), "steps", 1, STEPS)
     roles = request.app[_ROLES].view()  # `/readyz` shows roles to all
@@ -102,8 +103,6 @@ async def get_history(request: web.Request) -> web.StreamResponse:
     if tenant is None:
         roles["resident_bytes"] = _memory(services(request))
         document |= {"series": history.server(steps), "tenants": history.tenants(steps)}
-    elif services(request).keys.is_only_tenant(tenant):
-        document["series"] = history.server(steps)
     else:
         document["series"] = history.tenant(tenant, steps)
     return await answer(document)

@@ -1,6 +1,7 @@
-"""The handlers of programs and runs. Streams are in `run_streams`, KV files in `kv_files`."""
+"""The handlers of programs and runs. Streams are in `run_streams`, KV files in `kv`."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from symphony_runtime.gateway.http.context import (
     run_off_loop,
     services,
     tenant_of,
+    to_any_json,
     to_json,
 )
 from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key, start_run_once
@@ -34,8 +36,9 @@ from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, check_here
-from symphony_runtime.gateway.runs.trace import find_trace, trace_events
-from symphony_runtime.gateway.tenancy.deletion import unload
+from symphony_runtime.gateway.runs.trace import find_trace
+from symphony_runtime.gateway.runs.tracing.events import trace_events
+from symphony_runtime.texts.token_texts import token_texts
 
 _PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
 
@@ -51,8 +54,8 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
             bounds = CompileBounds.of(limits.of_compiler())
-            room = ProgramQuota(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
-            _, new = await server.programs.upload(tenant, name, wasm, bounds, room)
+            quota = ProgramQuota.of(limits.at_most)
+            _, new = await server.programs.upload(tenant, name, wasm, bounds, quota)
 
         program_id, again = await digest_of(wasm), False
         if once is None:
@@ -66,8 +69,14 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
 
 
 async def list_programs(request: web.Request) -> web.StreamResponse:
+    server, tenant = services(request).programs, tenant_of(request)
     after, limit = request.query.get("after", ""), page_limit(request)
-    programs, following = await services(request).programs.page(tenant_of(request), after, limit)
+    if flag(request, "named"):
+        named, following = await server.named(tenant, after, limit)
+        programs = [replace(program, name=name) for name, program in named]
+    else:
+        unnamed = "named" in request.query
+        programs, following = await server.page(tenant, after, limit, unnamed=unnamed)
     size = sum(len(program.manifest.declared) for program in programs)
     body = await run_off_loop(
         size, lambda: to_json({"data": [each.view() for each in programs], "next": following})
@@ -82,9 +91,7 @@ async def get_program(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_program(request: web.Request) -> web.StreamResponse:
-    server, tenant = services(request), tenant_of(request)
-    program = await server.programs.delete(tenant, request.match_info["program"])
-    unload(server.runs, tenant, program.module)
+    await services(request).programs.delete(tenant_of(request), request.match_info["program"])
     return web.Response(status=204)
 
 
@@ -175,7 +182,11 @@ async def _trace(request: web.Request, run: Run | Record) -> bytes:
         record, packed = run, await services(request).store.read(lambda c: find_trace(c, run.seq))
     if packed is None:
         raise Problem(404, "not-traced", "the run was not traced: start it with `trace: true`")
-    return await asyncio.to_thread(lambda: to_json(trace_events(record, packed)))
+    tokenizer: bytes = services(request).runs.kernel.about.get("tokenizer") or b""
+    # In a thread: a tokenizer and a trace may have many megabytes each.
+    return await asyncio.to_thread(
+        lambda: to_any_json(trace_events(record, packed, token_texts(tokenizer)))
+    )
 
 
 async def send_message(request: web.Request) -> web.StreamResponse:

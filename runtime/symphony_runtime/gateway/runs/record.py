@@ -65,6 +65,12 @@ class Record:
     def live(self) -> bool:
         return self.status in LIVE
 
+    @property
+    def erred(self) -> bool:
+        """Whether a fault or a limit has ended it; a client's cancel is no error."""
+        limited = limit_of(self.status, self.reason) is not None
+        return self.status in ("trapped", "failed") or bool(self.exit_code) or limited
+
     def outcome(self) -> dict[str, Any]:
         return {"status": self.status, "exit_code": self.exit_code, "reason": self.reason}
 

@@ -581,6 +581,8 @@ class Runs:
         if not run.events.finished:
             run.events.finish(end.finals())
         self.metrics.count_end(end.tenant, end.status, end.reason, end.usage or {})
+        program = run.program
+        self._programs.program_usage.count_end(program.tenant, program.id, error=end.erred)
         self.metrics.run_seconds.add(time.monotonic() - run.admitted)
         self._remove_run(run)
 
