@@ -214,6 +214,12 @@ class Replay:
     def trace_run(self, root: int) -> None:
         """Do nothing: recovery asks for traces again."""
 
+    def trace_fork(self, root: int, file: int, source: int, length: int) -> None:
+        """Do nothing: a trace begins anew, and reads its files' tokens."""
+
+    def trace_held(self, request: Request, since: float) -> None:
+        """Do nothing: a replay holds no pred back."""
+
     def _remove(self, request: Request) -> None:
         assert isinstance(request.file, KVFile)
         request.finished = True

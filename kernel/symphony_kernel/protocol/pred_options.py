@@ -25,6 +25,9 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.untrusted import unpack_untrusted
 
+# What a mask forbade: how many tokens it allowed (u32), the probability of all others (f32), and
+# the best token without it (u32) with its log-probability (f32).
+FORBIDDEN_BYTES: Final = 16
 CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
 
 
@@ -70,6 +73,8 @@ class PredOptions:
     share: bool = False  # take pages from the prefix cache, and offer what is computed
     constraint: int = 0  # a handle; 0: none
     since: int | None = None  # the file's entry with which the text begins; None: as before
+    # Set for traced runs, by no program: the record of a token ends with what a mask forbade.
+    forbidden: bool = False
 
     @property
     def shapes_logits(self) -> bool:
@@ -86,7 +91,7 @@ class PredOptions:
     def place_bytes(self, vocab_size: int, hidden_size: int) -> int:
         match self.get:
             case Get.ARGMAX | Get.SAMPLE:
-                return 8 + 8 * self.logprobs
+                return 8 + 8 * self.logprobs + FORBIDDEN_BYTES * self.forbidden
             case Get.TOP:
                 return 8 * self.top
             case Get.OF:

@@ -67,8 +67,8 @@ class Scheduler:
         self._queue = FairQueue(self._costs)
         self.tenant_weight = self._queue.tenant_weight
         self.set_tenant_weight = self._queue.set_tenant_weight
-        self._traces = Traces(traced or (lambda _root, _events: None))
-        self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
+        self._traces = Traces(traced or (lambda _root, _events: None), clock.now)
+        self._admission = Admission(self._queue, eviction, self._fail, self._traces)
         self._memory_queue = self._admission.memory_queue
         self.pages_arrived = self._admission.unblock
         self._batcher = Batcher(self._queue, self._admission, limits, self._costs, sharing)
@@ -101,6 +101,8 @@ class Scheduler:
     # -- Requests ------------------------------------------------------------------------------
     def submit(self, request: Request) -> None:
         """Queue a request; `request.done` is called when it ends."""
+        if self._traces.runs:
+            self._traces.submitted(request, self._clock.now())
         prediction = self._claim(request) if self._predictor is not None else None
         if self._replies is None:
             if prediction is None and self.lookahead.steps and not self._is_ahead(request):
@@ -112,8 +114,6 @@ class Scheduler:
             self._replies[request.root] = self._replies.get(request.root, 0) - 1
         if request.root not in self._metrics.runs:
             self._metrics.submitted(request.root, self._arrived or self._clock.now())
-        if self._traces.runs:
-            self._traces.submitted(request, self._clock.now())
         if prediction is not None:
             self._accept_predicted(request, prediction)
             return
@@ -161,6 +161,14 @@ class Scheduler:
     def trace_run(self, root: int) -> None:
         """Emit trace events for a run until it ends."""
         self._traces.open(root, self._clock.now())
+
+    def trace_fork(self, root: int, file: int, source: int, length: int) -> None:
+        """Record that a traced run has forked a file, by the numbers of both."""
+        self._traces.forked(root, file, source, length)
+
+    def trace_held(self, request: Request, since: float) -> None:
+        """Record that a rate limit has held a pred back until it was submitted."""
+        self._traces.held(request, since)
 
     def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None:
         """Charge a run for device time outside its requests, as for so many tokens."""
@@ -291,7 +299,7 @@ class Scheduler:
         now = self._clock.now() if ended is None else ended
         self._metrics.completing(now)
         if self._traces.runs:
-            self._traces.stepped(step, now)
+            results = self._traces.stepped(step, results, now)
         replies = self._replies = {}
         for chunk, result in zip(step.chunks, results, strict=True):
             request = chunk.request
@@ -412,8 +420,8 @@ class Scheduler:
         assert prediction.lookahead is not None
         assert prediction.lookahead.step is not None
         result = prediction.result
-        if self._traces.runs:
-            self._traces.predicted(request, prediction.lookahead.step, now)
+        if self._traces.runs and isinstance(result, bytes):
+            result = self._traces.predicted(request, prediction.lookahead.step, result, now)
         request.computed = 1
         self._metrics.predicted(request)
         self._anticipation.replied(request.root, now)
