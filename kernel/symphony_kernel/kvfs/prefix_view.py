@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, Node
+from symphony_kernel.kvfs.pages.prefix_cache import Node, PrefixCache
 from symphony_kernel.kvfs.tiers.tiers import Tier, Tiers
 from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
