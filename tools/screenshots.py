@@ -25,7 +25,7 @@ BYTES_MAX = 150_000
 QUALITY = 82
 WIDTH, HEIGHT, SCALE = 1200, 760, 1.5
 SECONDS_MAX = 60
-WATCHED_SECONDS = 12  # while runs come and go, for the overview's charts
+WATCHED_SECONDS = 31  # while runs come and go, for the overview's charts
 PROGRAMS = {  # their folders below examples/, by scenario
     "completion": "completion", "parallel_suffixes": "parallel_suffixes/rust", "rag": "rag/rust",
     "json_schema": "json_schema", "swarm": "swarm", "tree_of_thoughts": "tree_of_thoughts",
@@ -54,7 +54,7 @@ class Camera:
     async def press(self, element: str, *keys: str) -> None:
         for key in keys:
             await self.do(
-                f"document.querySelector({json.dumps(element)}).dispatchEvent("
+                f"{element}.dispatchEvent("
                 f"new KeyboardEvent('keydown', {{ key: {json.dumps(key)}, bubbles: true }}))"
             )
 
@@ -111,17 +111,15 @@ async def photograph(camera: Camera, client: Client, runs: dict[str, str]) -> No
     await camera.open("overview", ".charts canvas")
     await keep_busy(client)
     await camera.take("overview")
-    await camera.open("runs", "tbody tr")
-    await camera.take("runs")
-    await camera.open("files", "tbody tr")
-    await camera.take("files")
     await camera.open(f"runs/{runs['json_schema']}", ".flow .token")
     await camera.do("document.querySelectorAll('.flow')[1].focus()")
-    await camera.press(".flow:focus", *["ArrowRight"] * 5)
+    await camera.press("document.activeElement", *["ArrowRight"] * 5)
     await camera.take("explorer", "Generation")
     await camera.take("explorer-dark", "Generation", scheme="dark")
     await camera.open(f"runs/{runs['swarm']}", "canvas.timeline")
-    await camera.press("canvas.timeline", *"+++", *["ArrowDown"] * 7, *"nnnn")
+    await camera.press(
+        "document.querySelector('canvas.timeline')", *"+++", *["ArrowDown"] * 7, *"nnnn"
+    )
     await camera.take("timeline", "Timeline")
 
 
@@ -139,6 +137,8 @@ async def main() -> None:
             runs = await run_programs(client)
             size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": SCALE, "mobile": False}
             await tab.call("Emulation.setDeviceMetricsOverride", **size)
+            await tab.call("Emulation.setFocusEmulationEnabled", enabled=True)
+            await tab.call("Emulation.setScrollbarsHidden", hidden=True)
             await tab.open(place["url"])
             key = json.dumps(place["key"])
             await tab.evaluate(f"sessionStorage.setItem('symphony.key', {key})")

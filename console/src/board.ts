@@ -8,7 +8,8 @@ const RULER = 22;
 const LEFT = 150;
 const SPLIT = 4; // pixels at the foot of a wait, which show what it was for
 const LEAST = 5; // µs, seen at once
-const LABELLED = 34; // pixels of a span with its name
+const LABELLED = 34; // pixels of a span with its name or its token
+const LABELLED_WHOLE = 110; // with both
 
 export interface Place {
   lane: Lane;
@@ -225,7 +226,8 @@ export class Board {
       if (size > LABELLED) {
         context.fillStyle = this.colour("--on-trace");
         const token = event.cat === "pred" ? event.args.token : undefined;
-        const label = token === undefined ? event.name : `${event.name} → ${shownToken(token)}`;
+        const shown = token === undefined ? "" : shownToken(token);
+        const label = !shown ? event.name : size > LABELLED_WHOLE ? `${event.name} → ${shown}` : shown;
         context.fillText(label, x + 3, y + (ROW - 3) / 2, size - 6);
       }
     }

@@ -77,6 +77,7 @@ function Flow({ tokens, name }: { tokens: Token[]; name: string }) {
         {shown.slice(first).map((token, number) => (
           <span key={number} id={`${id}-${first + number}`} data-at={first + number} role="option"
             aria-selected="false" class={classOf(token)}
+            aria-label={token.text.trim() ? undefined : `blank, ${token.text.length}`}
             title={token.probability === undefined ? undefined : percent(token.probability)}>
             {token.text.replaceAll("\n", "⏎\n") || "∅"}
           </span>
@@ -95,9 +96,9 @@ function Facts({ branch, tokens }: { branch: Branch; tokens: Token[] }) {
   return (
     <p class="hint">
       file {branch.file}
-      {branch.parent ? `, a fork of file ${branch.parent.file} at ${branch.begin}` : ""}: {made.length} of{" "}
-      {tokens.length} tokens by the model{surprise === null ? "" : `, perplexity ${surprise.toFixed(2)}`}
-      {branch.dropped ? `, ${branch.dropped} more cut off again` : ""}
+      {branch.parent ? `, forked from ${branch.parent.file} at ${branch.begin}` : ""} · {made.length} of{" "}
+      {tokens.length} tokens by the model{surprise === null ? "" : ` · perplexity ${surprise.toFixed(2)}`}
+      {branch.dropped ? ` · ${branch.dropped} more cut off again` : ""}
     </p>
   );
 }

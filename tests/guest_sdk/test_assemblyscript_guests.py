@@ -59,6 +59,8 @@ TOUR = {
         "logits true",
         "bias 5",
         "bias mask 11",
+        "penalty true true",
+        "hidden true",
         "allow true true false",
         "limits 26",
         "dropped true",

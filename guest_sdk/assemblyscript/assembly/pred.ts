@@ -50,7 +50,7 @@ export class PredOptions {
     return this;
   }
 
-  /** With `top`, `of` and `logits`: the biases, allowed tokens and constraint of `sampling`. */
+  /** With `top`, `of` and `logits`: the biases, penalty, allowed tokens and constraint of `sampling`. */
   limits(sampling: Sampling): PredOptions {
     this.ready = null;
     this.count += sampling.writeLimits(this.encoder);
@@ -78,6 +78,15 @@ export class PredOptions {
   /** All logits of the vocabulary. */
   logits(): PredOptions {
     this.key("get").text("logits");
+    return this;
+  }
+
+  /**
+   * The last hidden state after the final norm, `modelInfo().hiddenSize` numbers. It has no
+   * distribution: with `limits` it is EINVAL.
+   */
+  hidden(): PredOptions {
+    this.key("get").text("hidden");
     return this;
   }
 
@@ -177,7 +186,7 @@ export class Pred extends Ticket {
     return success(all);
   }
 
-  /** The numbers of `of` and of `logits`, place after place. */
+  /** The numbers of `of`, `logits` and `hidden`, place after place. */
   scores(): Float32Array {
     return this.tryScores().value;
   }

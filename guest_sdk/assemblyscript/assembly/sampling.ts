@@ -35,6 +35,8 @@ export class Sampling {
   logitBias: Array<TokenBias> = [];
   /** What is added to the logits of a set of tokens. */
   biasMask: BiasMask | null = null;
+  /** A penalty for a set of tokens, such as those of the text so far. */
+  repetitionPenalty: RepetitionPenalty | null = null;
   /** No other token is chosen. */
   allowedTokens: TokenSet | null = null;
   /** The text is an instance of a schema, or matches a regular expression or a grammar. */
@@ -78,6 +80,7 @@ export class Sampling {
     copy.logprobs = this.logprobs;
     copy.logitBias = this.logitBias;
     copy.biasMask = this.biasMask;
+    copy.repetitionPenalty = this.repetitionPenalty;
     copy.allowedTokens = this.allowedTokens;
     copy.constraint = this.constraint;
     copy.constraintSince = this.constraintSince;
@@ -128,6 +131,12 @@ export class Sampling {
     if (mask !== null) {
       out.text("bias_mask").map(2).text("mask").binary(mask.tokens.bits);
       out.text("value").float(mask.bias);
+      pairs++;
+    }
+    const repeated = this.repetitionPenalty;
+    if (repeated !== null) {
+      out.text("repetition").map(2).text("mask").binary(repeated.tokens.bits);
+      out.text("penalty").float(repeated.penalty);
       pairs++;
     }
     const allowed = this.allowedTokens;
@@ -220,4 +229,14 @@ export class TokenSet {
 export class BiasMask {
   tokens: TokenSet = new TokenSet();
   bias: f64 = 0;
+}
+
+/**
+ * A penalty for all tokens of a set, from 0.001 to 1000. Positive logits are divided by it, others
+ * multiplied, before anything is added: above 1 the tokens become less likely. The server does not
+ * put the tokens of the text into the set.
+ */
+export class RepetitionPenalty {
+  tokens: TokenSet = new TokenSet();
+  penalty: f64 = 1;
 }

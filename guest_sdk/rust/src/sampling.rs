@@ -38,6 +38,7 @@ pub struct Sampling {
     pub(crate) logprobs: u32,
     logit_bias: Vec<(u32, f32)>,
     bias_mask: Option<(TokenSet, f32)>,
+    repetition: Option<(TokenSet, f32)>,
     allowed_tokens: Option<TokenSet>,
     constraint: Option<(Constraint, Option<u32>)>,
     lookahead: Option<u32>,
@@ -66,6 +67,7 @@ impl Sampling {
             logprobs: 0,
             logit_bias: Vec::new(),
             bias_mask: None,
+            repetition: None,
             allowed_tokens: None,
             constraint: None,
             lookahead: None,
@@ -115,6 +117,14 @@ impl Sampling {
     /// Adds a finite number to the logits of all these tokens, in every step.
     pub fn bias_mask(mut self, tokens: TokenSet, value: f32) -> Sampling {
         self.bias_mask = Some((tokens, value));
+        self
+    }
+
+    /// Divides the positive logits of these tokens by a penalty from 0.001 to 1000, and multiplies
+    /// their other logits by it, in every step and before anything is added: above 1 they become less
+    /// likely. The server does not put the tokens of the text into the set.
+    pub fn repetition_penalty(mut self, tokens: TokenSet, penalty: f32) -> Sampling {
+        self.repetition = Some((tokens, penalty));
         self
     }
 
@@ -253,6 +263,7 @@ impl Sampling {
             self.chunk.is_some(),
             !self.logit_bias.is_empty(),
             self.bias_mask.is_some(),
+            self.repetition.is_some(),
             self.allowed_tokens.is_some(),
             self.constraint.is_some(),
             since,
@@ -282,6 +293,9 @@ impl Sampling {
         }
         let bias_mask = self.bias_mask.as_ref().map(|(tokens, value)| (tokens, *value));
         write_bias(&mut out, &self.logit_bias, bias_mask, self.allowed_tokens.as_ref());
+        if let Some((tokens, penalty)) = &self.repetition {
+            write_repetition(&mut out, tokens, *penalty);
+        }
         if let Some((constraint, since)) = &self.constraint {
             constraint.write(*since, &mut out);
         }
@@ -311,4 +325,8 @@ pub(crate) fn write_bias(
     if let Some(tokens) = allowed {
         out.str("allow").bin(tokens.as_bytes());
     }
+}
+
+pub(crate) fn write_repetition(out: &mut Writer, tokens: &TokenSet, penalty: f32) {
+    out.str("repetition").map(2).str("mask").bin(tokens.as_bytes()).str("penalty").f32(penalty);
 }

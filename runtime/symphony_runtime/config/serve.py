@@ -95,7 +95,7 @@ class ServeOptions(StrictModel):
     quantize: Literal["none", "int8"] = _flag(
         "none", "of the weights on the CPU; it loses a little accuracy"
     )
-    tool_format: Literal["auto", "hermes", "mistral", "llama3", "json"] = _flag(
+    tool_format: Literal["auto", "hermes", "mistral", "mistral11", "llama3", "json"] = _flag(
         "auto", "how the model writes tool calls; auto: as its chat template shows"
     )
     executor: Literal["torch", "simulated"] = "torch"

@@ -38,7 +38,7 @@ from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, check_here
 from symphony_runtime.gateway.runs.trace import find_trace
 from symphony_runtime.gateway.runs.tracing.events import trace_events
-from symphony_runtime.token_texts import token_texts
+from symphony_runtime.texts.token_texts import token_texts
 
 _PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
 
