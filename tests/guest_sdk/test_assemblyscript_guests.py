@@ -94,6 +94,7 @@ TOUR = {
         f"cancelled true {CANCELLED}",
         f"none KvFile.stream(0 tokens): {NO_TOKENS}",
         f"bad KvFile.stream(1 token): {INVALID}",
+        "shared 0 32",
     ],
     "sessions": [
         "settled 14 13 13",

@@ -103,6 +103,12 @@ export class PredOptions {
     return this;
   }
 
+  /** Computes once what several passes of the tenant begin with, also when they come together. */
+  shared(): PredOptions {
+    this.key("share").boolean(true);
+    return this;
+  }
+
   /** The MessagePack map. */
   bytes(): ArrayBuffer {
     let bytes = this.ready;

@@ -43,6 +43,8 @@ export class Sampling {
   constraint: Constraint | null = null;
   /** The constraint's text begins with this entry of the file; -1: behind its first use. */
   constraintSince: i32 = -1;
+  /** What the prompts of several generations of the tenant begin with is computed once. */
+  share: bool = false;
   /** How many tokens the server may compute before the program has taken them; -1: its default, 8. */
   lookahead: i32 = -1;
   /** A waiting program is woken once so many tokens are there, or the last one. */
@@ -84,6 +86,7 @@ export class Sampling {
     copy.allowedTokens = this.allowedTokens;
     copy.constraint = this.constraint;
     copy.constraintSince = this.constraintSince;
+    copy.share = this.share;
     copy.lookahead = this.lookahead;
     copy.chunk = this.chunk;
     return copy;
@@ -168,6 +171,10 @@ export class Sampling {
     if (ends.length) {
       members.text("stop").array(ends.length);
       for (let i = 0; i < ends.length; i++) members.unsigned(ends[i]);
+      pairs++;
+    }
+    if (this.share) {
+      members.text("share").boolean(true);
       pairs++;
     }
     if (this.lookahead >= 0) {

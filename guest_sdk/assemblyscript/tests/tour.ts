@@ -276,6 +276,14 @@ function streamsPart(): i32 {
   cut.truncate(prompt.length);
   send("none " + cut.stream([], { maxTokens: 3 }).tryFinish().reason);
   send("bad " + cut.stream([1], { logprobs: 21 }).tryFinish().reason);
+
+  const long: u32[] = [];
+  for (let i: u32 = 0; i < 40; i++) long.push(i + 1);
+  const first = KvFile.create();
+  first.pred(long, new PredOptions().shared()).choice();
+  const second = KvFile.create();
+  second.stream(long, { maxTokens: 2, share: true }).rest();
+  send(`shared ${first.stat().cached} ${second.stat().cached}`);
   return 0;
 }
 

@@ -144,6 +144,7 @@ pub struct Pred<'a, P = One> {
     constraint: Option<(&'a Constraint, Option<u32>)>,
     parents: Option<&'a [i32]>,
     keep: bool,
+    share: bool,
     logprobs: u32,
     blocking: bool,
     places: PhantomData<P>,
@@ -163,6 +164,7 @@ impl<'a> Pred<'a> {
             constraint: None,
             parents: None,
             keep: true,
+            share: false,
             logprobs: 0,
             blocking: false,
             places: PhantomData,
@@ -192,6 +194,7 @@ impl<'a> Pred<'a> {
             constraint: self.constraint,
             parents: self.parents,
             keep: self.keep,
+            share: self.share,
             logprobs: self.logprobs,
             blocking: self.blocking,
             places: PhantomData,
@@ -263,6 +266,14 @@ impl<'a, P> Pred<'a, P> {
     /// With `false`, computes without appending.
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;
+        self
+    }
+
+    /// With `true`, computes once what several passes of the tenant begin with, also when they come
+    /// together; the result is the same. `EINVAL` with [`all`](Self::all), [`at`](Self::at),
+    /// [`parents`](Self::parents) and without [`keep`](Self::keep).
+    pub fn share(mut self, share: bool) -> Self {
+        self.share = share;
         self
     }
 
@@ -416,6 +427,7 @@ impl<'a, P> Pred<'a, P> {
             matches!(self.constraint, Some((_, Some(_)))),
             self.parents.is_some(),
             !self.keep,
+            self.share,
             self.logprobs > 0,
         ];
         let count = given.iter().filter(|given| **given).count();
@@ -455,6 +467,9 @@ impl<'a, P> Pred<'a, P> {
         }
         if !self.keep {
             out.str("keep").bool(false);
+        }
+        if self.share {
+            out.str("share").bool(true);
         }
         if self.logprobs > 0 {
             out.str("logprobs").uint(u64::from(self.logprobs));

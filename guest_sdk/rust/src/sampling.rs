@@ -41,6 +41,7 @@ pub struct Sampling {
     repetition: Option<(TokenSet, f32)>,
     allowed_tokens: Option<TokenSet>,
     constraint: Option<(Constraint, Option<u32>)>,
+    share: bool,
     lookahead: Option<u32>,
     chunk: Option<u32>,
 }
@@ -70,6 +71,7 @@ impl Sampling {
             repetition: None,
             allowed_tokens: None,
             constraint: None,
+            share: false,
             lookahead: None,
             chunk: None,
         }
@@ -174,6 +176,15 @@ impl Sampling {
         self
     }
 
+    // --- What is computed --------------------------------------------------------------------------
+
+    /// With `true`, computes once what the prompts of several generations of the tenant begin with,
+    /// also when they come together: see [`Pred::share`](crate::pred::Pred::share).
+    pub fn share(mut self, share: bool) -> Sampling {
+        self.share = share;
+        self
+    }
+
     // --- What the program is told, and when --------------------------------------------------------
 
     /// Tells the best `k` tokens, at most 20, beside each one: see
@@ -268,6 +279,7 @@ impl Sampling {
             self.constraint.is_some(),
             since,
             self.logprobs > 0,
+            self.share,
         ];
         let count = given.iter().filter(|given| **given).count();
         let mut out = Writer::new();
@@ -301,6 +313,9 @@ impl Sampling {
         }
         if self.logprobs > 0 {
             out.str("logprobs").uint(u64::from(self.logprobs));
+        }
+        if self.share {
+            out.str("share").bool(true);
         }
         out.into_bytes()
     }

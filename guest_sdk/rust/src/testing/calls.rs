@@ -425,9 +425,9 @@ pub unsafe fn kv_stat(kv: i32, ptr: *mut u8, cap: usize) -> i32 {
     with(|world| {
         let len = file(world, kv)?.len() as u64;
         let mut out = Writer::new();
-        out.map(7).str("len").uint(len).str("pages").uint((len + 15) / 16);
+        out.map(8).str("len").uint(len).str("pages").uint((len + 15) / 16);
         out.str("shared").uint(0).str("tier").str("device").str("rights").uint(31);
-        out.str("path").str("").str("expires_ms").uint(0);
+        out.str("path").str("").str("expires_ms").uint(0).str("cached").uint(0);
         unsafe { put(out.bytes(), ptr, cap) }
     })
 }

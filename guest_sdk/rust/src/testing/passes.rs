@@ -63,7 +63,7 @@ pub(super) fn run(
         match key.as_str() {
             Some(
                 "at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs"
-                | "constraint" | "since" | "repetition",
+                | "constraint" | "since" | "repetition" | "share",
             ) => {}
             Some("adapter") => return Err(Errno::ENOSYS),
             _ => return Err(Errno::EINVAL),

@@ -135,7 +135,7 @@ async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Reco
 
     async def start(run_id: str | None) -> Run:
         await check_input(request, program, body.get("input", ""))
-        return await server.runs.start(program, wanted, run_id=run_id)
+        return await server.runs.start(program, wanted, run_id=run_id, detached=detach)
 
     run, again = await start_run_once(server.idempotency, server.runs, once, start)
     return run, again, wanted.stream

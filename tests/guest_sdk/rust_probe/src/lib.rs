@@ -244,6 +244,17 @@ async fn streams() -> Result {
     assert_eq!(again.len(), 1);
     let refused = kv.stream(&[], &Sampling::new()).rest().await;
     assert_eq!(errno(refused), Some(Errno::EINVAL));
+
+    // What a pass has computed is not computed again where both share.
+    let prompt: Vec<u32> = (0..40).collect();
+    for (shares, cached) in [(false, 0), (true, 0), (true, 32), (false, 0)] {
+        let kv = KvFile::create()?;
+        kv.pred(&prompt).share(shares).argmax().await?;
+        assert_eq!(kv.stat()?.cached, cached);
+    }
+    let kv = KvFile::create()?;
+    kv.stream(&prompt, &exactly(2).share(true)).rest().await?;
+    assert_eq!(kv.stat()?.cached, 32);
     Ok(())
 }
 
