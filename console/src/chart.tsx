@@ -1,4 +1,5 @@
 // A chart of some series over time, by uPlot.
+import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 
@@ -6,6 +7,13 @@ export interface Series {
   label: string;
   values: (number | null)[];
 }
+
+// A canvas keeps the colours that it was drawn with, so charts are made again in the other scheme.
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+const dark = signal(scheme.matches);
+scheme.addEventListener("change", () => {
+  dark.value = scheme.matches;
+});
 
 const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5"];
 
@@ -61,10 +69,10 @@ export function Chart({ title, times, series, show }: {
       resized.disconnect();
       made.destroy();
     };
-  }, [names]);
+  }, [names, dark.value]);
   useEffect(() => {
     plot.current?.setData([times, ...series.map((each) => each.values)]);
-  }, [names, times]);
+  }, [names, times, dark.value]);
   const last = (each: Series) => {
     const value = each.values.at(-1);
     return value === null || value === undefined ? "–" : show(value);
