@@ -208,9 +208,8 @@ async def create_answer(
     run, batches, headers = await start_program(
         request, program, wanted.job, once, kept, counts, detached=background
     )
-    record = run.record if isinstance(run, Run) else run
-    if isinstance(run, Run) and run.spans is not None:
-        batches = watch_answer(request, run.spans, body, batches)
+    record, spans = (run.record, run.spans) if isinstance(run, Run) else (run, None)
+    batches = watch_answer(request, spans, body, batches)
     looks = shape(record, name, wanted, body)
     headers["X-Run-Id"] = record.id
     if background and not wanted.stream and isinstance(looks, ResponseShape):

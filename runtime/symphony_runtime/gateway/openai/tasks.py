@@ -108,7 +108,7 @@ async def run_task(
     server = request.app[OPENAI]
     run, batches, _ = await start_program(request, None, job, None)
     assert isinstance(run, Run)
-    if run.spans is not None and asked is not None:
+    if asked is not None:
         batches = watch_answer(request, run.spans, asked, batches)
     server.clients.watch(run, request)
     served = False

@@ -35,13 +35,14 @@ _NUMBERS = {
 
 def watch_answer(
     request: web.Request,
-    spans: "RunSpans",
+    spans: "RunSpans | None",
     body: dict[str, Any],
     batches: AsyncIterator[list[T]],
 ) -> AsyncIterator[list[T]]:
-    """Describe a request in its run's span; return its records, whose end that gets, too."""
-    operation = _OPERATIONS.get(request.match_info.route.name or "")
-    if operation is None:
+    """Describe a request in its run's span, if any; return its records, whose end that gets."""
+    if spans is None:
+        return batches
+    if (operation := _OPERATIONS.get(request.match_info.route.name or "")) is None:
         return batches
     spans.describe(operation, clean(str(body.get("model", "")), _TEXT_MAX), asked(body))
     return _watched(spans, batches)
