@@ -31,7 +31,7 @@ WORKINGS = {
     ("processes/table", "INSTANCE_MAX"), ("syscalls/table", "SEQ_MAX"),
     ("protocol/generate_options", "_TOKEN_MAX"), ("compiler/module_outline", "_NUMBER_BYTES_MAX"),
     ("worker/syscalls/process", "_LOG_LEVEL_MAX"), ("worker/syscalls/process", "_SLEEP_MS_MAX"),
-    ("gateway/api/run_streams", "_EVENTS_MAX"),
+    ("gateway/api/run_streams", "_EVENTS_MAX"), ("gateway/api/runs/handlers", "_ID_MAX"),
     ("gateway/openai/stored/handlers", "_EVENTS_MAX"), ("gateway/metrics/counters", "_HITS_MAX"),
     # How long a role waits for the kernel.
     ("gateway/runs/cpu_reporting", "_ANSWER_SECONDS_MAX"),

@@ -76,7 +76,7 @@ from symphony_runtime.gateway.tenancy.authentication import (
     authorization_of,
     open_keys,
 )
-from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
+from symphony_runtime.gateway.tenancy.deletion import TenantDeletion, unload
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 _log = logging.getLogger(__name__)
@@ -236,6 +236,9 @@ def _start_deletions(
 ) -> None:
     """Start the deletion of tenants and of unused programs, and the notes of their use."""
     _start_tasks(stack, server.deletion.run())
+    server.programs.on_deleted = lambda tenant, program: unload(
+        server.runs, tenant, f"{tenant}/{program}"
+    )
     program_usage, days = server.programs.program_usage, config.program_unused_days_max
     stack.push_async_callback(program_usage.close)
     _start_tasks(stack, program_usage.run())
@@ -331,7 +334,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         authorization_of(request.headers),
         tenants=route.access is not Access.ADMIN,
         operators=route.access is not Access.TENANT,
-        writes=route.writes,
+        writes=route.refuses_readers,
     )
     server.connections.assign_key(request, key.id, key.tenant)
     if route.name not in _WITHOUT_STORE:

@@ -43,7 +43,7 @@ _FREED_FRAMES: Final = 2
 class _Node:
     """One cached page. Its `number` is in its children's keys, and is never reused."""
 
-    __slots__ = ("children", "in_heap", "key", "number", "page", "parent", "used")
+    __slots__ = ("children", "hits", "in_heap", "key", "number", "page", "parent", "used")
 
     def __init__(self, number: bytes, key: bytes, page: int, parent: "_Node | None") -> None:
         self.number = number
@@ -51,6 +51,7 @@ class _Node:
         self.page = page  # _GONE once it is evicted, and at the root
         self.parent = parent
         self.children = 0
+        self.hits = 0  # matches that ended here, or below it on pages that are evicted
         self.used = 0
         self.in_heap = False
 
@@ -129,6 +130,7 @@ class PrefixCache:
             node, found = self._walk(tree, tokens, (len(tokens) // 4 - 1) // PAGE_TOKENS)
             if found:
                 self._uses += 1
+                node.hits += 1
                 self._use(tenant, tree, node)
         self._hits += bool(found)
         self._hit_tokens += len(found) * PAGE_TOKENS
@@ -229,6 +231,18 @@ class PrefixCache:
             "evicted_pages": self._evicted,
         }
 
+    def branches(self, tenant: str, looks: int) -> tuple[int, list[_Node]]:
+        """Return a tenant's number of pages, and its leaves, those used last first.
+
+        At most `looks` leaves of the heap are looked at.
+        """
+        tree = self._trees.get(tenant)
+        if tree is None:
+            return 0, []
+        leaves = [node for _, _, node in tree.heap[-looks:] if not node.children]
+        leaves.sort(key=lambda node: node.used, reverse=True)
+        return tree.pages, leaves
+
     # -- The trees ------------------------------------------------------------------------------
     def _number(self) -> bytes:
         self._numbers += 1
@@ -274,6 +288,7 @@ class PrefixCache:
         node.page = _GONE
         parent = node.parent
         parent.children -= 1
+        parent.hits += node.hits
         parent.used = max(parent.used, node.used)  # a use of a child is a use of its parent
         if not parent.children:
             self._push(tree, parent)

@@ -16,6 +16,7 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, problem_of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
+from symphony_runtime.gateway.runs.children import Children
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
 from symphony_runtime.gateway.runs.events.stream import EphemeralStream, EventStream
@@ -59,6 +60,7 @@ class Run:
             else EventStream(store, record.seq, credit, store.crash_log, record.tenant)
         )
         self.instances = {record.seq: program}
+        self.children = Children(record.seq)
         self.channels: set[str] = set()  # names that it has used
         self.child_ends: set[asyncio.Task[None]] = set()
         self.kernel_usage: Counter[str] = Counter()
@@ -91,6 +93,11 @@ class Run:
             return True
         await asyncio.wait([self.stored])
         return self.stored.exception() is None
+
+    def is_kept(self, end: Record) -> bool:
+        """Return whether the run is stored that has ended so."""
+        succeeded = (end.status, end.exit_code) == ("exited", 0)
+        return not (self.ephemeral and (succeeded or self.unwanted))
 
     def note_unstored(self, error: StorageError) -> None:
         """Note that the end could not be stored: until it is, readers get this answer."""

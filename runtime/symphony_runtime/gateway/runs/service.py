@@ -17,6 +17,7 @@ from typing import Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
 
 from symphony_runtime.config.limits import Limits
 from symphony_runtime.gateway.admission.admission import Admission
@@ -29,6 +30,7 @@ from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink, Wo
 from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
+from symphony_runtime.gateway.runs.events.feed import RunFeed
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor
 from symphony_runtime.gateway.runs.events.stream import (
@@ -43,6 +45,7 @@ from symphony_runtime.gateway.runs.record import (
     FINAL,
     USAGE_KEYS,
     Record,
+    RunFilter,
     RunRequest,
     check_here,
     delete_unstarted_run,
@@ -93,6 +96,7 @@ class Runs:
         self.egress = egress
         self._retention = retention
         self.metrics = metrics
+        self.feed = RunFeed()
         self._next_instance = boot << BOOT_BITS
         self._live: dict[str, Run] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -157,23 +161,37 @@ class Runs:
             raise not_found("run", run_id)
         return record
 
-    async def page(self, tenant: str, after: str, limit: int) -> list[Record]:
+    async def page(
+        self, tenant: str, after: str, limit: int, wanted: RunFilter | None = None
+    ) -> list[Record]:
         """Return a tenant's runs, newest first: those older than `after`, if given.
 
         Raises Problem: 400, the tenant has no such run.
         """
-        before = _SEQ_END
-        if after:
-            try:
-                found = await self.find(tenant, after)
-            except Problem as error:
-                raise bad_request("bad-cursor", "`after` must be the id of a run") from error
-            before = (found.record if isinstance(found, Run) else found).seq
-        records = await self._store.read(lambda c: list_runs(c, tenant, before, limit))
+        wanted, before = wanted or RunFilter(), await self._before(tenant, after)
+        records = await self._store.read(lambda c: list_runs(c, tenant, before, limit, wanted))
         # Live records are newer than the database's, and may not be in it yet.
-        merged = {record.seq: record for record in records}
-        merged |= {record.seq: record for record in self.live(tenant) if record.seq < before}
+        live = {run.record.seq: run.record for run in self.runs_of(tenant)}
+        merged = {record.seq: record for record in records if record.seq not in live}
+        merged |= {seq: r for seq, r in live.items() if seq < before and wanted.fits(r)}
         return [merged[seq] for seq in sorted(merged, reverse=True)[:limit]]
+
+    async def live_page(
+        self, tenant: str, after: str, limit: int, wanted: RunFilter
+    ) -> list[Record]:
+        """Return a tenant's live runs as `page` does; raise as it does."""
+        before = await self._before(tenant, after)
+        return [r for r in self.live(tenant) if r.seq < before and wanted.fits(r)][:limit]
+
+    async def _before(self, tenant: str, after: str) -> int:
+        """Return the place of a run in listings; the first if none is given. Problem 400."""
+        if not after:
+            return _SEQ_END
+        try:
+            found = await self.find(tenant, after)
+        except Problem as error:
+            raise bad_request("bad-cursor", "`after` must be the id of a run") from error
+        return (found.record if isinstance(found, Run) else found).seq
 
     def live(self, tenant: str) -> list[Record]:
         return sorted((run.record for run in self.runs_of(tenant)), key=lambda record: -record.seq)
@@ -253,6 +271,7 @@ class Runs:
         for run in list(self._live.values()):
             self._fail(run, "the server was shut down")
         await self._wait_until_known()
+        self.feed.close()
         for run in self._live.values():
             if run.unstored is not None:
                 _log.error("the end of run %s was not stored: the server ends", run.record.id)
@@ -297,7 +316,7 @@ class Runs:
             self.admission.load.note_registration(time.monotonic() - began)
             if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
-            await self._store_start(run)
+            await self._store_start(run, data)
         except BaseException:
             self._release(run)
             self._remove_run(run)
@@ -316,12 +335,13 @@ class Runs:
         if run.kill_reason is not None:  # it was cancelled before its start
             self._send_kill(run)
 
-    async def _store_start(self, run: Run) -> None:
+    async def _store_start(self, run: Run, data: bytes) -> None:
         """Store a run that is about to start, so that a crash does not lose it."""
         run.registered, record = True, run.record
         record.status = "running"
         if not run.ephemeral:
-            run.stored = self._store.write(lambda c: insert_run(c, record), record.tenant)
+            kept = data if len(data) <= RUN_INPUT_KEPT_BYTES_MAX else None
+            run.stored = self._store.write(lambda c: insert_run(c, record, kept), record.tenant)
             try:
                 await run.stored
             except Exception:
@@ -331,10 +351,12 @@ class Runs:
                 )
                 self.spawn(self._end_in_kernel(run, record.seq))
                 raise
+            run.events.charge(len(kept or b""))
         if run.asked is not None:
             run.events.append("request", {"text": run.asked})
             run.asked = None
         run.events.append("status", record.outcome())
+        self.feed.note(record, kept=not run.ephemeral)
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
         """Return the artefact that a worker lacks, or None; notes the use of the program."""
@@ -471,6 +493,9 @@ class Runs:
             return  # ended already: the kernel died, or the worker got two Kills
         if message.instance != run.record.seq:
             self.forget_child(run, message.instance)
+            run.children.end(
+                message.instance, message.status, message.exit_code, message.reason, message.usage
+            )
             end = self.spawn(self._end_in_kernel(run, message.instance))
             run.child_ends.add(end)
             end.add_done_callback(run.child_ends.discard)
@@ -524,9 +549,12 @@ class Runs:
         self._release(run)
         await self._store_end(run, end)
         run.record = end
+        self.feed.note(end, kept=run.is_kept(end))
         if not run.events.finished:
             run.events.finish(end.finals())
         self.metrics.count_end(end.tenant, end.status, end.reason, end.usage or {})
+        program = run.program
+        self._programs.program_usage.count_end(program.tenant, program.id, error=end.erred)
         self.metrics.run_seconds.add(time.monotonic() - run.admitted)
         self._remove_run(run)
 
@@ -537,20 +565,22 @@ class Runs:
         """
         row, started = run.events.seal(ended.finals()), run.record
         packed = run.trace.pack() if run.trace else None
+        run.children.end_all()
+        children = run.children.pack()
 
         def store(connection: Connection) -> int:
             if run.ephemeral:  # other runs are stored since their start
                 insert_run(connection, started)
-            return store_end(connection, ended, row, packed)
+            return store_end(connection, ended, row, packed, children)
 
         def note_failure(error: StorageError) -> None:
             if run.unstored is None:
                 _log.error("the end of run %s cannot be stored yet: %s", ended.id, error)
             run.note_unstored(error)
+            self.feed.note(run.record, kept=run.is_kept(ended))
 
-        succeeded = (ended.status, ended.exit_code) == ("exited", 0)
         try:
-            if run.ephemeral and (succeeded or run.unwanted):
+            if not run.is_kept(ended):
                 self._ledger.count(ended.tenant, ended.usage or {})
                 return
             size = await self._store.write_until_stored(store, ended.tenant, note_failure)
@@ -606,6 +636,7 @@ class Runs:
             _log.info("instance %d: %s", instance, error)
             return
         run.kernel_usage.update(usage)
+        run.children.add_usage(instance, usage)
 
     def _send_kill(self, run: Run) -> None:
         run.worker.send(m.Kill(run.record.seq, run.kill_reason or ""))

@@ -111,17 +111,23 @@ def _is_call(event: Any) -> bool:
 
 # --- The database --------------------------------------------------------------------------------
 def store_end(
-    connection: Connection, ended: Record, row: tuple[int, bytes], packed: bytes | None
+    connection: Connection,
+    ended: Record,
+    row: tuple[int, bytes],
+    packed: bytes | None,
+    children: bytes | None = None,
 ) -> int:
-    """Store a run's end and its trace, if any; return the bytes it keeps."""
+    """Store a run's end, its trace and children, if any; return the bytes it keeps."""
     size = finish_run(connection, ended, row)
-    if packed is None:
-        return size
-    sql = "INSERT INTO run_traces VALUES (?, ?) ON CONFLICT (run) DO NOTHING"
-    if connection.execute(sql, (ended.seq, packed)).rowcount:
-        added = "UPDATE runs SET bytes = bytes + ? WHERE seq = ?"
-        connection.execute(added, (len(packed), ended.seq))
-    return size + len(packed)
+    for table, body in (("run_traces", packed), ("run_children", children)):
+        if body is None:
+            continue
+        sql = f"INSERT INTO {table} VALUES (?, ?) ON CONFLICT (run) DO NOTHING"  # noqa: S608 - ours
+        if connection.execute(sql, (ended.seq, body)).rowcount:
+            added = "UPDATE runs SET bytes = bytes + ? WHERE seq = ?"
+            connection.execute(added, (len(body), ended.seq))
+        size += len(body)
+    return size
 
 
 def find_trace(connection: Connection, run: int) -> bytes | None:

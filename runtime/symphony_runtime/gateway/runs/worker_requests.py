@@ -218,6 +218,7 @@ class WorkerRequests:
         except (SyscallError, KernelAwayError):
             self._runs.forget_child(run, instance)
             raise
+        run.children.add(instance, parent, program, entry or None)
         self._runs.send_module(worker, program, artefact)
         return {
             "instance": instance,
