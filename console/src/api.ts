@@ -135,7 +135,22 @@ export interface Program {
   imports: string[];
   exports: string[];
   entries: string[];
+  description: string | null;
+  input_schema: Schema | null;
+  output_schema: Schema | null;
   created_ms: number;
+}
+
+/** A JSON schema, of the keywords that a manifest may use. */
+export type Schema = Record<string, unknown>;
+
+/** A program that a name points at, or has pointed at. */
+export interface Version extends Program {
+  current: boolean;
+  added_ms: number;
+  used_ms: number | null;
+  runs: number;
+  errors: number;
 }
 
 export interface KvFile {

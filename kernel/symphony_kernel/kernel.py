@@ -40,6 +40,7 @@ from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.prediction import Predictor
+from symphony_kernel.scheduler.prefix_sharing import PrefixSharing
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.step_loop import StepLoop
 from symphony_kernel.syscalls.durable_names import DurableNameService
@@ -141,6 +142,7 @@ class Kernel:
             options.anticipation(),
             predictor,
             model.hidden_size,
+            PrefixSharing(self._kvfs, lambda name, tokens: self._rate_limiter.refund(name, tokens)),
         )
 
     def _make_syscalls(self) -> Syscalls:

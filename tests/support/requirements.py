@@ -37,6 +37,7 @@ NEEDS = {
     "mount": "the right to mount a file system",
     "native": "a machine that compiles and runs the native kernels",
     "no-gpu": "a machine without an NVIDIA GPU",
+    "otlp": "OpenTelemetry's SDK and exporter, of the extra `otlp`",
     "plot": "matplotlib",
     "postgresql": "a PostgreSQL that runs here: the wheel's or the system's",
     "quiet": "times of a machine that is not too busy to measure",

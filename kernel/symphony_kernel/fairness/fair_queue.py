@@ -354,6 +354,11 @@ class FairQueue:
         if run.requests:
             self._activate(run)
 
+    def skip_tokens(self, request: Request, tokens: int) -> None:
+        """Note that a request's next `tokens` tokens, but not its last, need no step."""
+        self.tokens -= tokens
+        request.placed += tokens
+
     def serve_new(self, request: Request) -> None:
         """Serve a request that has just come with all its tokens: it never waits."""
         run = self._runs.get(request.root)

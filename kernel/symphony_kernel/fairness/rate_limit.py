@@ -109,6 +109,19 @@ class RateLimiter:
             self._drop_requests,
         )
 
+    def refund(self, tenant: str, tokens: int) -> None:
+        """Give back a tenant's tokens that a pred need not compute.
+
+        Held preds are released later, as the scheduler may be forming a step now.
+        """
+        found = self._tenants.get(tenant)
+        if found is None:
+            return
+        found.bucket.refund(tokens)
+        if found.timer is not None:
+            found.timer.cancel()
+            self._set_timer(tenant, found)
+
     def tokens_left(self, tenant: str) -> list[int] | None:
         """Return a tenant's tokens (0 or more), and the ms until there are some.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, _Node
+from symphony_kernel.kvfs.pages.prefix_cache import Node, PrefixCache
 from symphony_kernel.kvfs.tiers.tiers import Tier, Tiers
 from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
@@ -31,7 +31,7 @@ class _Part(NamedTuple):
     id: int
     parent: int
     first: int  # pages before it
-    nodes: list[_Node]
+    nodes: list[Node]
 
 
 def view_prefixes(
@@ -68,9 +68,9 @@ def view_prefixes(
     return {"pages": pages, "complete": len(below) - 1 == pages, "data": data}
 
 
-def _follow(leaves: list[_Node]) -> dict[_Node, list[_Node]]:
+def _follow(leaves: list[Node]) -> dict[Node, list[Node]]:
     """Return the pages above these leaves, and the root, each with those of its children."""
-    below: dict[_Node, list[_Node]] = {}
+    below: dict[Node, list[Node]] = {}
     for leaf in leaves:
         if len(below) > PREFIX_VIEW_PAGES_MAX:
             break
@@ -84,23 +84,23 @@ def _follow(leaves: list[_Node]) -> dict[_Node, list[_Node]]:
     return below
 
 
-def _sum_hits(root: _Node, below: dict[_Node, list[_Node]]) -> dict[_Node, int]:
+def _sum_hits(root: Node, below: dict[Node, list[Node]]) -> dict[Node, int]:
     """Return for each page the matches that ended at it or below it."""
     order = [root]
     for node in order:
         order.extend(below[node])
-    hits: dict[_Node, int] = {}
+    hits: dict[Node, int] = {}
     for node in reversed(order):
         hits[node] = node.hits + sum(hits[child] for child in below[node])
     return hits
 
 
 def _parts(
-    root: _Node, below: dict[_Node, list[_Node]], hits: dict[_Node, int], depth: int, limit: int
+    root: Node, below: dict[Node, list[Node]], hits: dict[Node, int], depth: int, limit: int
 ) -> list[_Part]:
     """Return parts, the upper ones and those with most hits first."""
 
-    def ranked(nodes: list[_Node]) -> list[_Node]:
+    def ranked(nodes: list[Node]) -> list[Node]:
         return sorted(nodes, key=lambda node: (-hits[node], node.number))
 
     parts: list[_Part] = []

@@ -73,7 +73,8 @@ KV_VIEW_TOKENS_MAX = 4_096  # tokens of a file
 PREFIX_VIEW_PAGES_MAX = 8_192  # pages of the prefix cache that are counted
 PREFIX_VIEW_BRANCHES_MAX = 1_024  # ends of prefixes that are followed, those used last
 PREFIX_VIEW_TOKENS_MAX = 32  # tokens that are shown of each part of a prefix
-PREFIX_VIEW_DEPTH_DEFAULT, PREFIX_VIEW_DEPTH_MAX = 16, 64  # parts from the first token on
+PREFIX_VIEW_DEPTH_DEFAULT = 16  # parts from the first token on
+PREFIX_VIEW_DEPTH_MAX = 64  # the same, asked for
 KV_FILE_KEEP_MS_MAX = 100 * 365 * 86_400_000  # `keep_ms` of a file that is put
 
 # --- pred and generate (kernel) ------------------------------------------------------------------

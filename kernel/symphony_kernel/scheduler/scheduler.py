@@ -26,6 +26,7 @@ from symphony_kernel.scheduler.batcher import Batcher, Chunk, Step, StepLimits, 
 from symphony_kernel.scheduler.lookahead import LookAhead
 from symphony_kernel.scheduler.metrics import SchedulerMetrics
 from symphony_kernel.scheduler.prediction import LookAheadStep, Prediction, Predictor
+from symphony_kernel.scheduler.prefix_sharing import PrefixSharing
 from symphony_kernel.scheduler.trace import Emit, Traces
 
 _STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it
@@ -58,6 +59,7 @@ class Scheduler:
         anticipation: Anticipation | None = None,
         predictor: Predictor | None = None,
         hidden_size: int = 0,
+        sharing: PrefixSharing | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
@@ -69,7 +71,8 @@ class Scheduler:
         self._admission = Admission(self._queue, eviction, self._fail, self._traces)
         self._memory_queue = self._admission.memory_queue
         self.pages_arrived = self._admission.unblock
-        self._batcher = Batcher(self._queue, self._admission, limits, self._costs)
+        self._batcher = Batcher(self._queue, self._admission, limits, self._costs, sharing)
+        self._sharing = sharing
         self._anticipation = anticipation or Anticipation()
         limits = self._batcher.limits
         self._shares = DeviceShares(
@@ -114,7 +117,7 @@ class Scheduler:
         if prediction is not None:
             self._accept_predicted(request, prediction)
             return
-        if self._steps:
+        if self._steps and not request.shares:  # which may need fewer pages when it runs
             self._admission.reserve_ahead(request)
         self._queue.push(request)
 
@@ -213,6 +216,8 @@ class Scheduler:
         self.lookahead.forget()
         phantoms, self._steps = self._steps, []
         for step in phantoms:
+            if self._sharing is not None:
+                self._sharing.ended(step.shared)
             for chunk in step.chunks:
                 if not chunk.request.finished:
                     self._fail_running(chunk.request, Errno.EIO)
@@ -312,6 +317,8 @@ class Scheduler:
                 replies[request.root] = replies.get(request.root, 0) + 1
                 continue
             assert isinstance(result, bytes)
+            if chunk.count > 1 and request.shares and self._sharing is not None:
+                self._sharing.offer(request)
             whole = result
             if chunk.count != request.count:
                 whole = add_result(chunk, result, self._vocab_size, self._hidden_size)
@@ -600,6 +607,8 @@ class Scheduler:
     def _ended(self, step: Step) -> None:
         assert self._steps[0] is step, "steps end in the order in which they were launched"
         self._steps.pop(0)
+        if step.shared and self._sharing is not None:
+            self._sharing.ended(step.shared)
 
     def _answered(self, step: Step, replies: dict[int, int], ended: float | None = None) -> None:
         self._changed = self._clock.now()

@@ -403,6 +403,7 @@ class Syscalls:
                 "rights": handle.rights,
                 "path": file.path,
                 "expires_ms": self._durable_names.expires_ms(file),
+                "cached": file.cached,
             }
         )
 

@@ -132,6 +132,21 @@ async def test_preds_over_the_rate_wait_and_lips_alternate(stage: Stage) -> None
 
 
 @run_by(with_stage)
+async def test_refunded_tokens_release_held_preds_before_their_time(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=2 * RATE), Pred("held", 2, count=5), Pred("last", 2))
+    stage.rate_limiter.refund("acme", RATE + 3)
+    stage.rate_limiter.refund("others", RATE)  # it has no rate
+    assert stage.queue.came == ["large"]  # a step may be forming
+    await asyncio.sleep(0.01)
+    assert stage.queue.came == ["large", "held"]
+    assert stage.rate_limiter.tokens_left("acme") == [0, 3_990]
+    stage.rate_limiter.refund("acme", 10 * RATE)
+    await asyncio.sleep(0.01)
+    assert stage.queue.came == ["large", "held", "last"]
+    assert stage.rate_limiter.tokens_left("acme") == [RATE - 1, 0]
+
+
+@run_by(with_stage)
 async def test_held_runs_are_those_whose_preds_wait(stage: Stage) -> None:
     assert stage.rate_limiter.held_runs("acme") == []
     stage.submit(Pred("large", 1, count=RATE), Pred("a", 1), Pred("b", 2), Pred("b", 2))

@@ -24,9 +24,11 @@ def _open_history(server: Services, roles: RoleHistory) -> History:
     async def read() -> tuple[Counts, dict[str, Counts]]:
         kernel, queued = await server.kernel_metrics.latest(), await _queued(server)
         roles.add(now_ms(), _roles(server))
+        cached = (kernel.get(f"prefix_cache_{kind}_tokens", 0) for kind in ("hit", "shared"))
         live, counted = server.runs.live_by_tenant(), server.runs.metrics.tenants()
         whole = {
             **{name: value for name, value in kernel.items() if isinstance(value, int | float)},
+            "cached_tokens": sum(cached),
             "runs_live": sum(live.values()),
             "runs_started": sum(each.started for each in counted.values()),
             "refused": sum(server.runs.admission.refused.values()),

@@ -38,7 +38,7 @@ from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, check_here
 from symphony_runtime.gateway.runs.trace import find_trace
 from symphony_runtime.gateway.runs.tracing.events import trace_events
-from symphony_runtime.token_texts import token_texts
+from symphony_runtime.texts.token_texts import token_texts
 
 _PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
 
@@ -135,7 +135,7 @@ async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Reco
 
     async def start(run_id: str | None) -> Run:
         await check_input(request, program, body.get("input", ""))
-        return await server.runs.start(program, wanted, run_id=run_id)
+        return await server.runs.start(program, wanted, run_id=run_id, detached=detach)
 
     run, again = await start_run_once(server.idempotency, server.runs, once, start)
     return run, again, wanted.stream

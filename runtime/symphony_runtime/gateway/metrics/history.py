@@ -17,7 +17,7 @@ _TENANTS_MAX = 100  # with figures of their own; further ones have none
 _RATES = {
     "decode_tokens": "decode_tokens",
     "prefill_tokens": "prefill_tokens",
-    "cached_tokens": "prefix_cache_hit_tokens",
+    "cached_tokens": "cached_tokens",
     "device_busy": "step_ms",
     "steps": "steps",
     "rows": "rows",

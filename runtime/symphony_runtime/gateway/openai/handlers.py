@@ -61,6 +61,7 @@ from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stre
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.openai.stored.conversation import join_conversation
 from symphony_runtime.gateway.openai.stored.kept import request_text
+from symphony_runtime.gateway.otlp.answers import watch_answer
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
@@ -208,6 +209,8 @@ async def create_answer(
         request, program, wanted.job, once, kept, counts, detached=background
     )
     record = run.record if isinstance(run, Run) else run
+    if isinstance(run, Run) and run.spans is not None:
+        batches = watch_answer(request, run.spans, body, batches)
     looks = shape(record, name, wanted, body)
     headers["X-Run-Id"] = record.id
     if background and not wanted.stream and isinstance(looks, ResponseShape):
@@ -292,7 +295,9 @@ async def start_program(
     asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept)
 
     async def start(run_id: str | None) -> Run:
-        started = await server.runs.start(chosen, asked, tenant=tenant, run_id=run_id)
+        started = await server.runs.start(
+            chosen, asked, tenant=tenant, run_id=run_id, detached=detached
+        )
         if not started.ending:
             server.runs.deliver(started, None)  # a request has no messages
         return started

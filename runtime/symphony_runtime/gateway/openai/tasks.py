@@ -32,6 +32,7 @@ from symphony_runtime.gateway.openai.requests.tasks import (
 )
 from symphony_runtime.gateway.openai.run_records import Batches
 from symphony_runtime.gateway.openai.serving import Hold, failure_error
+from symphony_runtime.gateway.otlp.answers import watch_answer
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record
 
@@ -73,7 +74,7 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
     await check_tokens(request, tenant)
     limits = RequestLimits.of(server.runs.limits.of(tenant))
     task = await run_off_loop(len(raw), partial(parse, body, model, limits))
-    data, usage, run = await run_task(request, task.job)
+    data, usage, run = await run_task(request, task.job, {**body, "model": name})
     request[USED] = usage
     number, created = run.id.removeprefix("run_"), run.created_ms // 1000
     head = {"id": prefix + number, "created": created, "model": name} if prefix else {}
@@ -93,8 +94,12 @@ async def token_bytes(request: web.Request, tokens: bytes) -> list[bytes]:
     return found
 
 
-async def run_task(request: web.Request, job: bytes) -> tuple[bytes, Usage, Record]:
+async def run_task(
+    request: web.Request, job: bytes, asked: dict[str, Any] | None = None
+) -> tuple[bytes, Usage, Record]:
     """Run a job of the shipped program; return its data, its usage and the run's record.
+
+    `asked` is the body that an operator's traces describe.
 
     Raises:
         OpenAIError: the program reports a failure.
@@ -103,6 +108,8 @@ async def run_task(request: web.Request, job: bytes) -> tuple[bytes, Usage, Reco
     server = request.app[OPENAI]
     run, batches, _ = await start_program(request, None, job, None)
     assert isinstance(run, Run)
+    if run.spans is not None and asked is not None:
+        batches = watch_answer(request, run.spans, asked, batches)
     server.clients.watch(run, request)
     served = False
     try:

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, LOG_LINE_BYTES, TENANT_TRACED_RUNS_MAX
@@ -24,6 +24,9 @@ from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRe
 from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.storage.database import StorageError
 from symphony_runtime.gateway.storage.store import Store
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.otlp.runs import RunSpans
 
 _WARNING, _ERROR = 2, 3  # log levels
 _REASON_CHARACTERS = 300
@@ -72,6 +75,7 @@ class Run:
         self.asked: str | None = None  # of a request that is kept, until it is an event
         self.unwanted = False  # its client has gone: a failure need not be stored
         self.trace: RunTrace | None = None  # if the request asked for one
+        self.spans: RunSpans | None = None  # if it is sampled for the operator's traces
         self.log_bytes = 0
         self.first_error = ""  # of its log; the reason of an exit with another code than 0
         self.inbox_bytes = 0  # delivered to the worker, not received by the program yet

@@ -13,10 +13,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limit_table import limit_of
 from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
 
 from symphony_runtime.config.limits import Limits
@@ -60,6 +61,10 @@ from symphony_runtime.gateway.runs.trace import RunTrace, store_end
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.otlp.runs import RunSpans
+    from symphony_runtime.gateway.otlp.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
@@ -105,9 +110,11 @@ class Runs:
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
-        """Set the links; once, before anything else."""
-        self.kernel, self.workers = kernel, workers
+    def attach(
+        self, kernel: KernelLink, workers: WorkerLinks, tracing: "Tracing | None" = None
+    ) -> None:
+        """Set the links, and the tracing if there is one; once, before anything else."""
+        self.kernel, self.workers, self.tracing = kernel, workers, tracing
         self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
 
@@ -120,10 +127,12 @@ class Runs:
         tenant: str | None = None,
         listener: Inbox | None = None,
         run_id: str | None = None,
+        detached: bool = False,
     ) -> Run:
         """Start a run of a program for `tenant`, by default the program's.
 
         With a listener the run is ephemeral: messages go to the listener and are not stored.
+        `detached`: the request does not wait for it.
 
         Raises Problem: 400 no such entry; 429, 503 with Retry-After.
         """
@@ -139,6 +148,9 @@ class Runs:
             if request.trace:
                 run.trace = RunTrace(run.admitted, worker.name)
             self._add_run(run)
+            if self.tracing is not None:
+                model = str(self.kernel.about.get("model", {}).get("name", ""))
+                run.spans = self.tracing.start_run(record, model, detached=detached)
             try:
                 if run.ephemeral:  # the handler of such a run is never cancelled
                     await self._launch(run, request.input)
@@ -330,6 +342,8 @@ class Runs:
         run.started = True
         if run.trace is not None:
             run.trace.started = time.monotonic()
+        if run.spans is not None:
+            run.spans.note_start()
         self.metrics.count_start(tenant, time.monotonic() - run.admitted)
         self._start_deadline(run)
         if run.kill_reason is not None:  # it was cancelled before its start
@@ -404,6 +418,15 @@ class Runs:
         if not self._tenants[run.record.tenant]:
             del self._tenants[run.record.tenant]
         run.mark_over()
+        if run.spans is not None:
+            self._end_spans(run, run.spans)
+
+    def _end_spans(self, run: Run, spans: "RunSpans") -> None:
+        end = run.record
+        limit = limit_of(end.status, end.reason)
+        spans.finish(end.status, end.exit_code, limit, end.usage or {})
+        if run.trace is not None:
+            self.spawn(spans.add_preds(run.trace.last_preds()))
 
     # -- Children ------------------------------------------------------------------------------
     def run_of(self, worker: Worker, instance: Any) -> Run | None:
@@ -466,7 +489,10 @@ class Runs:
                 continue  # the run has ended meanwhile
             run.messages += 1
             if run.messages == 1:
-                self.metrics.first_message_seconds.add(time.monotonic() - run.admitted)
+                seconds = time.monotonic() - run.admitted
+                self.metrics.first_message_seconds.add(seconds)
+                if run.spans is not None:
+                    run.spans.note_first_message(seconds)
             if (reason := run.exceeded_limit(len(item[1]))) is not None:
                 self.kill(run, reason)
             else:
@@ -493,6 +519,8 @@ class Runs:
             return  # ended already: the kernel died, or the worker got two Kills
         if message.instance != run.record.seq:
             self.forget_child(run, message.instance)
+            if run.spans is not None:
+                run.spans.note_child_end(message.instance, message.status, message.exit_code)
             run.children.end(
                 message.instance, message.status, message.exit_code, message.reason, message.usage
             )
@@ -636,6 +664,8 @@ class Runs:
             _log.info("instance %d: %s", instance, error)
             return
         run.kernel_usage.update(usage)
+        if run.spans is not None:
+            run.spans.end_child(instance, usage)
         run.children.add_usage(instance, usage)
 
     def _send_kill(self, run: Run) -> None:

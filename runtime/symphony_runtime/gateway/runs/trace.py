@@ -10,6 +10,7 @@ All times are of the monotonic clock of one host.
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -68,6 +69,11 @@ class RunTrace:
 
     def add_preds(self, events: list[Any]) -> None:
         self._preds.add(events, sum(map(_weight, events)))
+
+    def last_preds(self) -> Iterator[list[Any]]:
+        """Yield the preds that are kept, the newest bundle first."""
+        for bundle in reversed(self._preds.bundles()):
+            yield from reversed(msgpack.unpackb(bundle)[1])
 
     def pack(self) -> bytes:
         packed: bytes = msgpack.packb(

@@ -23,8 +23,8 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import CHAT_TEXT_MAX
 from tokenizers import Tokenizer
 
-from symphony_runtime.chat_escaping import ChatEscaping, Marks, controls_of, unknown_token
-from symphony_runtime.token_texts import spelling_decoder
+from symphony_runtime.texts.chat_escaping import ChatEscaping, Marks, controls_of, unknown_token
+from symphony_runtime.texts.token_texts import spelling_decoder
 from symphony_runtime.worker.text.conversation import (
     Conversation,
     read_conversation,

@@ -7,8 +7,8 @@ from typing import Any, Final
 from symphony_kernel.protocol.limits import CHAT_DEPTH_MAX
 
 from symphony_runtime.bounded_json import nests_deeper
-from symphony_runtime.chat_escaping import ROLES
 from symphony_runtime.gateway.openai.errors import refused
+from symphony_runtime.texts.chat_escaping import ROLES
 
 _IMAGES: Final = ("image_url", "input_image", "image")  # types of parts
 _DEPTH_MAX: Final = CHAT_DEPTH_MAX - 8  # within a message, a list and the like
