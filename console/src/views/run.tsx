@@ -5,7 +5,7 @@ import { ask, events, get, send, type Run } from "../api";
 import { duration, time } from "../format";
 import { Action, Panel, Status, Tail, useLoaded, Words } from "../parts";
 import { go, href } from "../router";
-import { Traced } from "../traced";
+import { Traced } from "../trace/traced";
 import { Again, Children, Usage } from "./run_parts";
 
 const LEVELS = ["debug", "info", "warning", "error"];

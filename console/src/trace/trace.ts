@@ -1,5 +1,5 @@
 // The trace of a run, as the server gives it to Perfetto, cut into lanes.
-import { ask } from "./api";
+import { ask } from "../api";
 
 /** What a pred waited for, in µs. */
 export type State = "throttle" | "queue" | "pages" | "step";

@@ -1,8 +1,8 @@
 // The timeline of a traced run: lanes on a canvas, what is under the cursor, and tables.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
+import { count, duration } from "../format";
 import { Board, shownToken, STATE_WORDS, type Place } from "./board";
-import { count, duration } from "./format";
 import { PredIndex, STATES, type Args, type Trace, type TraceEvent } from "./trace";
 
 const SEEN_MAX = 480; // pixels of the lanes; the rest is scrolled to

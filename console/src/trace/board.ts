@@ -1,5 +1,5 @@
 // Draws a trace's lanes on a canvas: which part is seen, what is where, what is marked.
-import { duration } from "./format";
+import { duration } from "../format";
 import { firstSeen, STATES, type Lane, type State, type Trace, type TraceEvent } from "./trace";
 
 const ROW = 18;

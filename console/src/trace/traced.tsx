@@ -1,9 +1,9 @@
 // A traced run: its timeline, what it generated, and the trace as a file.
 import { useEffect, useState } from "preact/hooks";
 
-import { Problem } from "./api";
+import { Problem } from "../api";
+import { Action, Panel, Words } from "../parts";
 import { Explorer } from "./explorer";
-import { Action, Panel, Words } from "./parts";
 import { Timeline } from "./timeline";
 import { fetchTrace, readTrace, type Trace } from "./trace";
 
