@@ -10,6 +10,7 @@
 #   make console   the web console that the gateway serves, from console/   seconds
 #   make diagrams  the docs' diagrams, from tools/diagrams   seconds
 #   make wheel     dist/: a wheel with all that is compiled, a source distribution   2 min
+#   make screenshots   the docs' pictures of the console, by Chromium   1 min
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
 #   make fuzz      random programs, frames and modules: CALLS, SEED, MINUTES   10 min
@@ -33,7 +34,7 @@ NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install system compiled wheel shipped-program console demo serve check format test docs diagrams react-run bench fuzz \
+.PHONY: help install system compiled wheel shipped-program console screenshots demo serve check format test docs diagrams react-run bench fuzz \
 	schemathesis examples clean
 
 help:
@@ -140,6 +141,10 @@ docs: $(VENV)/installed
 diagrams: $(VENV)/installed
 	@echo "== diagrams: docs/how-it-works/figures, from tools/diagrams"
 	@$(RUNNING) python -m tools.diagrams
+
+screenshots: build/examples build/native build/compiled
+	@echo "== screenshots: the console's views, into docs/operate/figures (a minute)"
+	@$(RUNNING) python -m tools.screenshots
 
 react-run: build/examples build/native build/compiled
 	@echo "== react-run: one run as a LIP and as a client, recorded for its diagram (seconds)"

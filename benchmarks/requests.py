@@ -2,11 +2,13 @@
 
     python -m benchmarks.requests [--clients 1,16] [--requests 400] [--rounds 3] [--json]
                                   [--tokens 1] [--stream] [--url URL --key KEY --model NAME]
+                                  [--traces]
 
 With --tokens 128 --stream it tells what a streamed token costs: divide. Without --url it starts a
 server with the tiny model. The clients are bare sockets that keep their connections, because an
 HTTP library would be measured with the server. The processor's time of each of the server's
-processes a request is told, too, where the server is ours.
+processes a request is told, too, where the server is ours. With --traces a second server sends the
+spans of each request to a collector here; rounds on the two alternate.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,6 +41,7 @@ class Target:
     key: str
     model: str
     pids: dict[str, int]
+    name: str = ""
 
 
 class Connection:
@@ -105,6 +108,7 @@ async def load(
     for connection in connections:
         connection.close()
     return {
+        "server": target.name,
         "clients": clients,
         "requests_per_s": requests / wall,
         "ms": {"p50": percentile(seconds, 50), "p99": percentile(seconds, 99),
@@ -128,13 +132,22 @@ def processor_seconds(target: Target) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def own_server(options: list[str]) -> Iterator[Target]:
+def own_server(options: list[str], name: str = "") -> Iterator[Target]:
     """A server of ours with the tiny model."""
     with (
         tempfile.TemporaryDirectory() as folder,
         running_server(Path(folder), *options, executor="torch") as server,
     ):
-        yield asyncio.run(_own_target(server))
+        yield replace(asyncio.run(_own_target(server)), name=name)
+
+
+@contextlib.contextmanager
+def traced_server() -> Iterator[Target]:
+    """A server of ours that sends traces."""
+    from tests.support.gateway.collector import collecting  # of the extra `otlp`
+
+    with collecting() as collector, own_server(["--otlp", collector.url], "traces") as target:
+        yield target
 
 
 async def _own_target(server: RunningServer) -> Target:
@@ -149,7 +162,8 @@ def _report(rounds: list[dict[str, Any]]) -> None:
         ms, cpu = result["ms"], result["cpu_us"]
         used = ", ".join(f"{name} {us}" for name, us in cpu.items())
         print(
-            f"{result['clients']:4} clients  {result['requests_per_s']:7.0f} requests/s   "
+            f"{result['server']:7}{result['clients']:4} clients  "
+            f"{result['requests_per_s']:7.0f} requests/s   "
             f"p50 {ms['p50']:6.2f}  p99 {ms['p99']:6.2f}  least {ms['least']:6.2f} ms   "
             f"processor, us a request: {used}"
         )
@@ -167,15 +181,19 @@ def main() -> int:
     parser.add_argument("--url")
     parser.add_argument("--key", default="none")
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--traces", action="store_true")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if arguments.url:
             parts = urlsplit(arguments.url)
             port = parts.port or 80
-            target = Target(parts.hostname or "", port, arguments.key, arguments.model, {})
+            targets = [Target(parts.hostname or "", port, arguments.key, arguments.model, {})]
         else:
-            target = stack.enter_context(own_server([]))
-        asyncio.run(load(target, 1, WARM_REQUESTS, arguments.tokens))
+            targets = [stack.enter_context(own_server([]))]
+        if arguments.traces:
+            targets.append(stack.enter_context(traced_server()))
+        for target in targets:
+            asyncio.run(load(target, 1, WARM_REQUESTS, arguments.tokens))
         rounds = [
             asyncio.run(
                 load(
@@ -188,6 +206,7 @@ def main() -> int:
             )
             for _ in range(arguments.rounds)
             for clients in arguments.clients.split(",")
+            for target in targets
         ]
     if arguments.json:
         print(json.dumps(rounds))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from symphony_kernel.protocol.errno import Errno
-from symphony_runtime.gateway.api import kv_files, requests
+from symphony_runtime.gateway.api import requests
+from symphony_runtime.gateway.kv.kernel import REFUSALS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/reference/errors.md").read_text()
@@ -47,7 +48,7 @@ def problems() -> dict[str, set[int]]:
     for path in GATEWAY.rglob("*.py"):
         for kind, status in problems_of(path.read_text()):
             found[kind].add(status)
-    for status, kind in [*kv_files._REFUSALS.values(), *OF_FRAMEWORK.items()]:
+    for status, kind in [*REFUSALS.values(), *OF_FRAMEWORK.items()]:
         found[kind].add(status)
     for kind in requests._KINDS.values():
         found[kind].add(400)

@@ -31,7 +31,7 @@ WORKINGS = {
     ("processes/table", "INSTANCE_MAX"), ("syscalls/table", "SEQ_MAX"),
     ("protocol/generate_options", "_TOKEN_MAX"), ("compiler/module_outline", "_NUMBER_BYTES_MAX"),
     ("worker/syscalls/process", "_LOG_LEVEL_MAX"), ("worker/syscalls/process", "_SLEEP_MS_MAX"),
-    ("gateway/api/run_streams", "_EVENTS_MAX"),
+    ("gateway/api/run_streams", "_EVENTS_MAX"), ("gateway/api/runs/handlers", "_ID_MAX"),
     ("gateway/openai/stored/handlers", "_EVENTS_MAX"), ("gateway/metrics/counters", "_HITS_MAX"),
     # How long a role waits for the kernel.
     ("gateway/runs/cpu_reporting", "_ANSWER_SECONDS_MAX"),
@@ -50,7 +50,11 @@ WORKINGS = {
     ("gateway/egress/mcp/server", "_REASON_MAX"), ("gateway/runs/service", "_REASON_MAX"),
     ("gateway/errors", "_NAME_SHOWN_MAX"), ("gateway/openai/errors", "_SHOWN_MAX"),
     ("gateway/runs/trace", "_CALL_NAME_MAX"), ("compiler/validation", "_PROBLEM_MAX"),
-    ("gateway/http/program_values", "_SHOWN_MAX"),
+    ("gateway/http/program_values", "_SHOWN_MAX"), ("gateway/otlp/answers", "_TEXT_MAX"),
+    ("gateway/otlp/requests", "_TEXT_MAX"), ("gateway/otlp/runs", "_TEXT_MAX"),
+    # What an operator's traces have of a request and a run, which go on past it.
+    ("gateway/otlp/requests", "_PARENT_CHARACTERS_MAX"),
+    ("gateway/otlp/requests", "_STATE_CHARACTERS_MAX"), ("gateway/otlp/runs", "RUN_SPANS_MAX"),
     # What an operator has of a suspended or deleted tenant, and of the audit log.
     ("gateway/tenancy/administration", "_END_SECONDS_MAX"),
     ("gateway/tenancy/deletion", "_END_SECONDS_MAX"),

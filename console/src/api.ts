@@ -94,7 +94,7 @@ export async function* events(answer: Response): AsyncGenerator<ServerEvent> {
       }
     }
   } finally {
-    void reader.cancel();
+    reader.cancel().catch(() => {}); // it has failed already if it was aborted
   }
 }
 
@@ -126,7 +126,6 @@ export interface Run {
   held?: { tokens: number; kv_pages: number; instances: number };
   created_ms: number;
   ended_ms: number | null;
-  parent?: string | null;
 }
 
 export interface Program {
@@ -136,7 +135,22 @@ export interface Program {
   imports: string[];
   exports: string[];
   entries: string[];
+  description: string | null;
+  input_schema: Schema | null;
+  output_schema: Schema | null;
   created_ms: number;
+}
+
+/** A JSON schema, of the keywords that a manifest may use. */
+export type Schema = Record<string, unknown>;
+
+/** A program that a name points at, or has pointed at. */
+export interface Version extends Program {
+  current: boolean;
+  added_ms: number;
+  used_ms: number | null;
+  runs: number;
+  errors: number;
 }
 
 export interface KvFile {
@@ -165,18 +179,4 @@ export interface Readiness {
   roles: Role[];
   missing: string[];
   degraded: string[];
-}
-
-/** Numbers of the server by their Prometheus names; those with labels by name and labels. */
-export async function metrics(): Promise<Map<string, number>> {
-  const text = await (await ask("metrics")).text();
-  const found = new Map<string, number>();
-  for (const line of text.split("\n")) {
-    if (line.startsWith("#") || line.includes("_bucket{")) continue;
-    const at = line.lastIndexOf(" ");
-    if (at < 1) continue;
-    const name = line.slice(0, at).replace(/^symphony:/, "").replace(/,?model_name="[^"]*",?/, "");
-    found.set(name.replace("{}", ""), Number(line.slice(at + 1)));
-  }
-  return found;
 }

@@ -38,7 +38,7 @@ export function Chart({ title, times, series, show }: {
         cursor: { drag: { x: false, y: false } },
         scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
         axes: [
-          { ...axis, values: (_: uPlot, marks: number[]) => marks.map(clock) },
+          { ...axis, space: 90, values: (_: uPlot, marks: number[]) => marks.map(clock) },
           { ...axis, size: 64, values: (_: uPlot, marks: number[]) => marks.map(show) },
         ],
         series: [

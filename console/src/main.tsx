@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get, key, Problem, setKey } from "./api";
 import { Words } from "./parts";
 import { href, route } from "./router";
+import { Chat } from "./views/chat";
 import { Files } from "./views/files";
 import { Operators } from "./views/operators";
 import { Overview } from "./views/overview";
@@ -25,6 +26,7 @@ async function ownerOf(): Promise<Owner> {
 const VIEWS: [string, string, Owner | "both"][] = [
   ["overview", "Overview", "both"],
   ["playground", "Playground", "tenant"],
+  ["chat", "Chat", "tenant"],
   ["runs", "Runs", "tenant"],
   ["programs", "Programs", "tenant"],
   ["files", "KV files", "tenant"],
@@ -64,6 +66,7 @@ function View({ owner }: { owner: Owner }) {
   if (name === "operators" && owner === "operator") return <Operators tab={rest[0] ?? "tenants"} />;
   if (owner === "tenant") {
     if (name === "playground") return <Playground chosen={rest[0] ?? ""} />;
+    if (name === "chat") return <Chat />;
     if (name === "runs" && rest[0]) return <RunView id={rest[0]} key={rest[0]} />;
     if (name === "runs") return <Runs />;
     if (name === "programs") return <Programs />;

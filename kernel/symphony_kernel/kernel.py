@@ -40,12 +40,14 @@ from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.prediction import Predictor
+from symphony_kernel.scheduler.prefix_sharing import PrefixSharing
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.step_loop import StepLoop
 from symphony_kernel.syscalls.durable_names import DurableNameService
 from symphony_kernel.syscalls.pending import Result
 from symphony_kernel.syscalls.table import Syscalls
 from symphony_kernel.syscalls.validation import tenant_limits
+from symphony_kernel.syscalls.views import ViewCalls
 
 __all__ = ["Kernel", "KernelOptions", "Port", "describe"]
 
@@ -107,6 +109,9 @@ class Kernel:
             self._clock.now,
         )
         self._syscalls = self._make_syscalls()
+        self._views = ViewCalls(
+            self._kvfs, self._syscalls.named, self._charge_view, self._clock.now
+        )
         self._workers: dict[str, WorkerPort] = {}
         self._gateway: Port | None = None
         self._ports_to_flush: set[WorkerPort] = set()  # they have replies to send
@@ -137,6 +142,7 @@ class Kernel:
             options.anticipation(),
             predictor,
             model.hidden_size,
+            PrefixSharing(self._kvfs, lambda name, tokens: self._rate_limiter.refund(name, tokens)),
         )
 
     def _make_syscalls(self) -> Syscalls:
@@ -329,6 +335,8 @@ class Kernel:
             "forget_prefixes": (self._kvfs.prefix_cache.forget_tenant, one, ()),
             "kv_list": (self._syscalls.named.kv_list, one, ("prefix", "after", "limit")),
             "kv_stat": (self._syscalls.named.kv_stat, ("tenant", "path"), ()),
+            "kv_pages": (self._views.kv_pages, ("tenant", "path"), ("after", "limit")),
+            "kv_prefixes": (self._views.kv_prefixes, one, ("depth", "limit")),
         }
         if what not in queries:
             raise SyscallError(Errno.ENOSYS, f"the kernel has no query {what!r}")
@@ -339,6 +347,10 @@ class Kernel:
         if not isinstance(args["tenant"], str):
             raise SyscallError(Errno.EINVAL, f"{what}: tenant must be a string")
         return handler(**args)
+
+    def _charge_view(self, tenant: str, seconds: float) -> None:
+        if self.hooks is None or not self.hooks.replaying:
+            self._scheduler.cpu_accounts.charge_reported(tenant, seconds, self._clock.now())
 
     def _limit_tenant(self, tenant: str, limits: Any) -> int:
         limited = self._kvfs.limit(tenant, tenant_limits(limits))

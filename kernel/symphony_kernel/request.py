@@ -12,6 +12,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.kvfs.pages.prompt_pages import PromptPages
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.pred_options import PredOptions
 
@@ -82,8 +83,9 @@ class Request:
     # No dataclass: each token makes one, and mypyc does not compile a dataclass's methods.
     __slots__ = (
         "_positions", "_tokens", "computed", "continuation", "count", "done", "file", "finished",
-        "instance", "matcher", "number", "options", "placed", "position", "recompute",
-        "recomputes", "reserved", "result", "root", "seed", "seq", "tenant", "token", "weight",
+        "instance", "matcher", "number", "options", "placed", "position", "prompt", "recompute",
+        "recomputes", "reserved", "result", "root", "seed", "seq", "shared", "shares", "tenant",
+        "token", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +125,9 @@ class Request:
         self.number = number  # counts all requests ever made
         self.continuation = continuation  # of a generation
         self.matcher = matcher  # of a constrained pred
+        self.shares = False  # it may take pages of the prefix cache, and offers its own
+        self.shared = 0  # tokens that it has taken from there
+        self.prompt: PromptPages | None = None  # made when it first looks
         # --- Only the scheduler uses what follows ---
         self.reserved = False  # the file has room for all n tokens
         self.count = 1 if tokens is None else len(tokens)

@@ -55,7 +55,7 @@ class ServerError(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a run: `message`, `log`, `status` or `usage`."""
+    """One event of a run: `message`, `log`, `status` or `usage`; or one of `Client.changes`."""
 
     id: int
     kind: str
@@ -143,6 +143,36 @@ class Client:
         """Yield all programs, newest first."""
         return self._pages("/v1/programs")
 
+    async def versions(self, name: str) -> list[JsonObject]:
+        """Return the versions of a name, newest first; `current` is the one it points at."""
+        path = f"/v1/programs/{_quoted(name)}/versions"
+        versions: list[JsonObject] = (await self._json("GET", path))["data"]
+        return versions
+
+    async def point(self, name: str, program: str) -> JsonObject:
+        """Point a name at a program (an id, a name, or name@version); return its view."""
+        body = {"program": program}
+        return await self._json("PUT", f"/v1/programs/{_quoted(name)}", None, body)
+
+    async def rollback(self, name: str, version: str | None = None) -> JsonObject:
+        """Point a name at an older version, by default the one before; LookupError: none is."""
+        if version is None:
+            versions = iter(await self.versions(name))
+            any(each["current"] for each in versions)  # up to the current one
+            before = next(versions, None)
+            if before is None:
+                raise LookupError(f"{name} has no version before the one that it points at")
+            version = str(before["id"])
+        return await self.point(name, f"{name}@{version}")
+
+    async def delete_version(self, name: str, version: str) -> None:
+        """Delete a version that its name does not point at."""
+        await self._json("DELETE", f"/v1/programs/{_quoted(name)}/versions/{_quoted(version)}")
+
+    async def delete_name(self, name: str) -> None:
+        """Delete a name with its versions, but for programs that another name has."""
+        await self._json("DELETE", f"/v1/programs/{_quoted(name)}/versions")
+
     # -- Runs ----------------------------------------------------------------------------------
     async def run(self, program: str, input: Any = "", **options: Any) -> JsonObject:  # noqa: A002
         """Run a program to its end; `options` are entry, limits, priority, trace."""
@@ -170,9 +200,40 @@ class Client:
         """Return a run with its messages so far."""
         return await self._json("GET", f"/v1/runs/{_quoted(run)}")
 
-    def runs(self) -> AsyncIterator[JsonObject]:
-        """Yield all runs, newest first."""
-        return self._pages("/v1/runs")
+    def runs(self, **wanted: str) -> AsyncIterator[JsonObject]:
+        """Yield all runs, newest first; `wanted` picks some: program, status, limit_hit."""
+        return self._pages("/v1/runs", wanted)
+
+    async def changes(self, after: int = 0, *, follow: bool = True) -> AsyncIterator[Event]:
+        """Yield what happens to all runs of the key's tenant, behind a change's id.
+
+        First comes a `begin`, then a `run` for each start, change and end, with the run as listed.
+        A `begin` that has not `resumed` means that changes are lost: list the runs again.
+        """
+        query, headers = {"follow": str(int(follow))}, {"Last-Event-ID": str(after)}
+        async with self._request("GET", "/v1/events", query, headers=headers) as response:
+            async for event in _events(response):
+                yield event
+
+    async def input(self, run: str) -> bytes:
+        """Return what a run was given."""
+        async with self._request("GET", f"/v1/runs/{_quoted(run)}/input") as response:
+            return await response.read()
+
+    async def rerun(self, run: str, **options: Any) -> str:
+        """Start a run's program again with its input, entry, limits and priority; return its id.
+
+        `options` are those of `run`, in place of the run's.
+        """
+        before, data = await self.result(run), await self.input(run)
+        same = {name: before[name] for name in ("entry", "limits", "priority")}
+        return await self.start(before["program"], data.decode(), **{**same, **options})
+
+    async def children(self, run: str) -> list[JsonObject]:
+        """Return the children that a run's programs have spawned, in this order."""
+        path = f"/v1/runs/{_quoted(run)}/children"
+        children: list[JsonObject] = (await self._json("GET", path))["data"]
+        return children
 
     async def trace(self, run: str) -> JsonObject:
         """Return the Chrome trace events of a run that was started with `trace=True`."""
@@ -215,6 +276,27 @@ class Client:
 
     async def kv_stat(self, path: str) -> JsonObject:
         return await self._json("GET", _kv_path(path))
+
+    async def kv_pages(self, path: str) -> JsonObject:
+        """Return a named KV file with `data`: all its pages, in ranges of equal ones."""
+        shown = await self._json("GET", _kv_path(path, "kv-pages"), {"limit": "500"})
+        while shown["next"] is not None:
+            query = {"limit": "500", "after": shown["next"]}
+            more = await self._json("GET", _kv_path(path, "kv-pages"), query)
+            shown = {**more, "data": shown["data"] + more["data"]}
+        return shown
+
+    async def kv_tokens(
+        self, path: str, first: int = 0, limit: int = 1_024, *, text: bool = False
+    ) -> JsonObject:
+        """Return tokens of a named KV file with their positions, and with `text` their texts."""
+        query = {"after": str(first), "limit": str(limit), "text": str(int(text))}
+        return await self._json("GET", _kv_path(path, "kv-tokens"), query)
+
+    async def prefixes(self, limit: int = 50, depth: int = 16, *, text: bool = False) -> JsonObject:
+        """Return the tenant's cached prefixes as a tree: parts with their parents and hits."""
+        query = {"limit": str(limit), "depth": str(depth), "text": str(int(text))}
+        return await self._json("GET", "/v1/prefixes", query)
 
     async def kv_remove(self, path: str) -> None:
         await self._json("DELETE", _kv_path(path))
@@ -379,8 +461,8 @@ def _keys_path(tenant: str | None) -> str:
     return f"{'/v1/admin' if tenant is None else _tenant_path(tenant)}/keys"
 
 
-def _kv_path(path: str) -> str:
-    return f"/v1/kv/{quote(path, safe='')}"
+def _kv_path(path: str, part: str = "kv") -> str:
+    return f"/v1/{part}/{quote(path, safe='')}"
 
 
 def _quoted(name: str) -> str:

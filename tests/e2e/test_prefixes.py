@@ -57,6 +57,8 @@ async def test_prefix_of_an_earlier_run_is_not_computed_again(tmp_path: Path) ->
             fourth = await client.run("complete", input=longer)
             assert fourth["usage"]["cached_tokens"] == 96
             assert numbers(fourth) == numbers(third)
+            tree = server.symphony("kv", "prefixes").stdout.splitlines()
+            assert [line.split("  ")[0] for line in tree[:1]] == ["3 hits"]
             foreign = await stranger.run("complete", input=text)
             assert foreign["usage"]["cached_tokens"] == 0
             assert numbers(foreign) == numbers(first)

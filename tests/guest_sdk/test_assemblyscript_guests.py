@@ -59,6 +59,8 @@ TOUR = {
         "logits true",
         "bias 5",
         "bias mask 11",
+        "penalty true true",
+        "hidden true",
         "allow true true false",
         "limits 26",
         "dropped true",
@@ -92,6 +94,7 @@ TOUR = {
         f"cancelled true {CANCELLED}",
         f"none KvFile.stream(0 tokens): {NO_TOKENS}",
         f"bad KvFile.stream(1 token): {INVALID}",
+        "shared 0 32",
     ],
     "sessions": [
         "settled 14 13 13",

@@ -38,6 +38,7 @@ NEEDS = {
     "mount": "the right to mount a file system",
     "native": "a machine that compiles and runs the native kernels",
     "no-gpu": "a machine without an NVIDIA GPU",
+    "otlp": "OpenTelemetry's SDK and exporter, of the extra `otlp`",
     "packages": "what pip installs from, and room for PyTorch",
     "plot": "matplotlib",
     "postgresql": "a PostgreSQL that runs here: the wheel's or the system's",

@@ -1,22 +1,57 @@
-// The tenant's named KV files: which tier holds their pages, and which they share.
+// The tenant's KV files: their names as a tree, one file's pages and tokens, cached prefixes.
 import { useRef, useState } from "preact/hooks";
 
-import { ask, get, send, type KvFile, type Page } from "../api";
+import { ask, send } from "../api";
+import { PrefixTree } from "../files/prefixes";
+import { download, type KvPages, type Lineage, many, names, pagesOf, url } from "../files/shown";
+import { Strip } from "../files/strip";
+import { Tokens } from "../files/tokens";
+import { NameTree } from "../files/tree";
 import { bytes, count, time } from "../format";
-import { Action, Bar, Panel, Status, Table, useLoaded, Words } from "../parts";
+import { Action, Panel, useLoaded, Words } from "../parts";
 import { go, href } from "../router";
+import "../files/files.css";
 
-async function download(path: string): Promise<void> {
-  const answer = await ask(`v1/kv/${path}?download=1`);
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(await answer.blob());
-  link.download = `${path.replaceAll("/", "_")}.safetensors`;
-  link.click();
-  URL.revokeObjectURL(link.href);
+function LineageWords({ of }: { of: Lineage }) {
+  const rest = of.spans - of.parts.length;
+  return (
+    <Panel title="Lineage">
+      <p class="hint">
+        Its first {count(of.len)} tokens come from {many(of.spans, "computation")} of {count(of.computed)} tokens.
+        {of.lost
+          ? " How some were computed is not known any more: only copies can bring them back."
+          : ` To compute them again takes up to ${count(of.scratch_pages)} scratch pages.`}
+      </p>
+      <ol>
+        {of.parts.map((part) => (
+          <li key={part.first}>
+            tokens {count(part.first)} to {count(part.first + part.len - 1)}: {part.lost
+              ? "not known any more"
+              : `${count(part.len)} of the ${count(part.of)} tokens of ${
+                part.tree ? "a tree" : "one computation"}`}
+          </li>
+        ))}
+      </ol>
+      {rest > 0 ? <p class="hint">And {count(rest)} that these need.</p> : null}
+    </Panel>
+  );
+}
+
+function Facts({ file }: { file: KvPages }) {
+  return (
+    <p class="hint">
+      {file.durable ? `On disk: ${bytes(file.disk_bytes ?? 0)}. ` : "Not durable. "}
+      {file.public ? "Other tenants may read it. " : ""}
+      {file.expires_ms ? `It is deleted at ${time(file.expires_ms)}. ` : "It does not expire. "}
+      {file.lineage ? "" : "Each token was computed from those before it. "}
+      {file.recomputable ? "" : "It cannot be recomputed from its tokens. "}
+    </p>
+  );
 }
 
 function FileView({ path }: { path: string }) {
-  const loaded = useLoaded((signal) => get<KvFile>(`v1/kv/${path}`, signal), [path], 5);
+  const [chosen, setChosen] = useState(0);
+  const loaded = useLoaded((signal) => pagesOf(path, signal), [path], 5);
   const file = loaded.value;
   return (
     <>
@@ -25,27 +60,23 @@ function FileView({ path }: { path: string }) {
       <Words error={loaded.error} />
       {file
         ? (
-          <Panel title={`${count(file.len)} tokens in ${count(file.pages)} pages`}
-            actions={
-              <span class="actions">
-                <Action label="Download" run={() => download(path)} />
-                <Action label="Remove" sure={`Remove the name ${path}?`} run={async () => {
-                  await send("DELETE", `v1/kv/${path}`);
-                  go("files");
-                }} />
-              </span>
-            }>
-            {Object.entries(file.tiers ?? {}).map(([tier, pages]) => (
-              <Bar label={tier} value={pages} of={file.pages} text={`${count(pages)} pages`} />
-            ))}
-            <Bar label="shared" value={file.shared ?? 0} of={file.pages}
-              text={`${count(file.shared ?? 0)} pages that others have, too`} />
-            <p class="hint">
-              {file.durable ? `On disk: ${bytes(file.disk_bytes ?? 0)}. ` : "Not durable. "}
-              {file.public ? "Other tenants may read it. " : ""}
-              {file.expires_ms ? `It is deleted at ${time(file.expires_ms)}.` : ""}
-            </p>
-          </Panel>
+          <>
+            <Panel title={`${many(file.len, "token")} in ${many(file.pages, "page")}`}
+              actions={
+                <span class="actions">
+                  <Action label="Download" run={() => download(path)} />
+                  <Action label="Remove" sure={`Remove the name ${path}?`} run={async () => {
+                    await send("DELETE", url("kv", path));
+                    go("files");
+                  }} />
+                </span>
+              }>
+              <Facts file={file} />
+              {file.pages ? <Strip file={file} chosen={chosen} choose={setChosen} /> : null}
+            </Panel>
+            {file.lineage ? <LineageWords of={file.lineage} /> : null}
+            {file.len ? <Tokens file={file} chosen={chosen} /> : null}
+          </>
         )
         : null}
     </>
@@ -55,46 +86,58 @@ function FileView({ path }: { path: string }) {
 function Upload({ done }: { done: () => void }) {
   const input = useRef<HTMLInputElement>(null);
   const [path, setPath] = useState("");
+  const [rebuild, setRebuild] = useState(false);
   return (
     <div class="filters">
       <label>
         Name
-        <input value={path} onInput={(event) => setPath(event.currentTarget.value)} />
+        <input id="upload-name" value={path} onInput={(event) => setPath(event.currentTarget.value)} />
       </label>
-      <label>File <input ref={input} type="file" /></label>
+      <label>File <input id="upload-file" ref={input} type="file" /></label>
+      <label class="check">
+        <input type="checkbox" checked={rebuild}
+          onChange={(event) => setRebuild(event.currentTarget.checked)} />
+        Compute K and V again from its tokens
+      </label>
       <Action label="Upload" run={async () => {
         const file = input.current?.files?.[0];
         if (!file || !path) throw new Error("choose a file and a name");
-        await ask(`v1/kv/${path}`, { method: "PUT", body: file });
+        await ask(`${url("kv", path)}?rebuild=${Number(rebuild)}`, { method: "PUT", body: file });
         done();
       }} />
     </div>
   );
 }
 
-export function Files({ path }: { path: string }) {
-  const loaded = useLoaded((signal) => get<Page<KvFile>>("v1/kv?limit=200", signal), [], 5);
-  if (path) return <FileView path={path} key={path} />;
+function Names() {
+  const [prefix, setPrefix] = useState("");
+  const loaded = useLoaded((signal) => names(prefix, signal), [prefix], 10);
+  const shown = loaded.value;
   return (
     <>
       <h1>KV files</h1>
+      <div class="filters">
+        <label>
+          Names that begin with
+          <input id="prefix" value={prefix} placeholder="public/TENANT/ for another's public files"
+            size={40} onInput={(event) => setPrefix(event.currentTarget.value)} />
+        </label>
+      </div>
       <Words error={loaded.error} />
-      <Table empty="No program has named a KV file yet."
-        columns={["Name", "Tokens", "Pages", "Tier", "Kept"]}>
-        {(loaded.value?.data ?? []).map((file) => (
-          <tr key={file.path}>
-            <td><a href={href("files", file.path)}>{file.path}</a></td>
-            <td>{count(file.len)}</td>
-            <td>{count(file.pages)}</td>
-            <td><Status value={file.tier} /></td>
-            <td>
-              {[file.durable && "durable", file.public && "public",
-                file.expires_ms && `until ${time(file.expires_ms)}`].filter(Boolean).join(", ")}
-            </td>
-          </tr>
-        ))}
-      </Table>
+      {shown
+        ? (
+          <Panel title={many(shown.files.length, "name")}>
+            <NameTree files={shown.files} />
+            {shown.more ? <p class="hint">There are more: choose how they begin.</p> : null}
+          </Panel>
+        )
+        : null}
       <Panel title="Upload"><Upload done={loaded.reload} /></Panel>
+      <PrefixTree />
     </>
   );
+}
+
+export function Files({ path }: { path: string }) {
+  return path ? <FileView path={path} key={path} /> : <Names />;
 }

@@ -1,105 +1,90 @@
-// The tenant's programs: upload, what each may ask of the server, runs.
-import { useState } from "preact/hooks";
-
-import { ask, get, send, type Page, type Program } from "../api";
+// The tenant's programs: names with what they point at, programs without a name, uploads.
+import { get, send, type Page, type Program } from "../api";
 import { bytes, time } from "../format";
 import { Action, Panel, Table, useLoaded, Words } from "../parts";
-import { href } from "../router";
+import { Permissions } from "../programs/permissions";
+import { Upload } from "../programs/upload";
+import { digits, programPath, Versions } from "../programs/versions";
+import { href, route } from "../router";
 
-// What a program's imports let it do, in words. A call that is not here reads or computes only.
-const PERMISSIONS: [RegExp, string][] = [
-  [/^lip\.(pred|generate|beam)/, "compute with the model"],
-  [/^lip\.kv_(publish|rename|link|name|open|remove|list)/, "use named KV files"],
-  [/^lip\.(http|fetch)/, "call other hosts that the operator allows"],
-  [/^lip\.tool/, "call tools"],
-  [/^lip\.spawn/, "start other programs"],
-  [/^lip\.channel/, "talk to other runs"],
-  [/^lip\.recv/, "wait for messages"],
-  [/^lip\.(kv_grant|kv_offer)/, "give KV files to others"],
-  [/^wasi/, "use clock, random numbers and output of WASI"],
-];
+const PAGES_MAX = 10;
 
-function permissions(program: Program): string[] {
-  return PERMISSIONS.filter(([pattern]) => program.imports.some((name) => pattern.test(name)))
-    .map(([, words]) => words);
+/** The named programs, or those without a name, as far as they fit into some pages. */
+export async function listPrograms(named: boolean, signal?: AbortSignal): Promise<Program[]> {
+  const found: Program[] = [];
+  let after = "";
+  for (let pages = 0; pages < PAGES_MAX; pages += 1) {
+    const query = new URLSearchParams({ limit: "200", named: named ? "1" : "0" });
+    if (after) query.set("after", after);
+    const page = await get<Page<Program>>(`v1/programs?${query}`, signal);
+    found.push(...page.data);
+    if (!page.next) break;
+    after = page.next;
+  }
+  return found;
 }
 
-function Drop({ done }: { done: () => void }) {
-  const [over, setOver] = useState(false);
-  const [error, setError] = useState<unknown>();
-  const [told, setTold] = useState("");
-  const upload = async (file: File | undefined) => {
-    if (!file) return;
-    const name = file.name.replace(/\.wasm$/, "");
-    setTold(`${file.name} is checked and compiled …`);
-    try {
-      await ask(`v1/programs?name=${encodeURIComponent(name)}`, {
-        method: "POST",
-        headers: { "Content-Type": "application/wasm" },
-        body: file,
-      });
-      setTold(`${name} is there.`);
-      setError(undefined);
-      done();
-    } catch (problem) {
-      setTold("");
-      setError(problem);
-    }
-  };
+function Names({ programs }: { programs: Program[] }) {
   return (
-    <div class={`drop${over ? " over" : ""}`}
-      onDragOver={(event) => {
-        event.preventDefault();
-        setOver(true);
-      }}
-      onDragLeave={() => setOver(false)}
-      onDrop={(event) => {
-        event.preventDefault();
-        setOver(false);
-        void upload(event.dataTransfer?.files[0]);
-      }}>
-      <label>
-        Drop a .wasm file here, or choose one
-        <input type="file" accept=".wasm"
-          onChange={(event) => void upload(event.currentTarget.files?.[0])} />
-      </label>
-      <p role="status">{told}</p>
-      <Words error={error} />
-    </div>
+    <Table empty="No program has a name yet."
+      columns={["Name", "Points at", "Size", "Uploaded", "It may", "Description"]}>
+      {programs.map((program) => (
+        <tr key={program.name}>
+          <td><a href={href("programs", program.name!)}>{program.name}</a></td>
+          <td><code title={program.id}>{digits(program)}</code></td>
+          <td>{bytes(program.size)}</td>
+          <td>{time(program.created_ms)}</td>
+          <td><Permissions of={program} /></td>
+          <td>{program.description ?? ""}</td>
+        </tr>
+      ))}
+    </Table>
   );
 }
 
-export function Programs() {
-  const loaded = useLoaded((signal) => get<Page<Program>>("v1/programs?limit=200", signal), []);
+function Unnamed({ programs, reload }: { programs: Program[]; reload: () => void }) {
+  return (
+    <Table empty="" columns={["Id", "Size", "Uploaded", "It may", ""]}>
+      {programs.map((program) => (
+        <tr key={program.id}>
+          <td><a href={href("playground", program.id)}><code>{digits(program)}</code></a></td>
+          <td>{bytes(program.size)}</td>
+          <td>{time(program.created_ms)}</td>
+          <td><Permissions of={program} /></td>
+          <td>
+            <Action label="Delete" sure={`Delete ${digits(program)}? Its runs continue.`}
+              run={async () => {
+                await send("DELETE", programPath(program.id));
+                reload();
+              }} />
+          </td>
+        </tr>
+      ))}
+    </Table>
+  );
+}
+
+function Listing() {
+  const loaded = useLoaded(
+    (signal) => Promise.all([listPrograms(true, signal), listPrograms(false, signal)]), [],
+  );
+  const [named, unnamed] = loaded.value ?? [[], []];
   return (
     <>
       <h1>Programs</h1>
       <Words error={loaded.error} />
-      <Table empty="No program is there yet."
-        columns={["Name", "Version", "Size", "Uploaded", "It may", ""]}>
-        {(loaded.value?.data ?? []).map((program) => (
-          <tr key={program.id}>
-            <td><a href={href("playground", program.name ?? program.id)}>{program.name ?? "–"}</a></td>
-            <td><code title={program.id}>{program.id.slice(7, 19)}</code></td>
-            <td>{bytes(program.size)}</td>
-            <td>{time(program.created_ms)}</td>
-            <td>
-              <details>
-                <summary>{permissions(program).join("; ") || "compute"}</summary>
-                <code>{program.imports.join(" ")}</code>
-              </details>
-            </td>
-            <td>
-              <Action label="Delete" sure={`Delete ${program.name ?? program.id}, its bytes and names?`}
-                run={async () => {
-                  await send("DELETE", `v1/programs/${encodeURIComponent(program.id)}`);
-                  loaded.reload();
-                }} />
-            </td>
-          </tr>
-        ))}
-      </Table>
-      <Panel title="Upload"><Drop done={loaded.reload} /></Panel>
+      <Panel title="Upload"><Upload done={loaded.reload} /></Panel>
+      {loaded.value ? <Names programs={named} /> : null}
+      {unnamed.length
+        ? (
+          <Panel title="Without a name"><Unnamed programs={unnamed} reload={loaded.reload} /></Panel>
+        )
+        : null}
     </>
   );
+}
+
+export function Programs() {
+  const name = route.value[1];
+  return name ? <Versions key={name} name={name} /> : <Listing />;
 }

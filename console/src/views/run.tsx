@@ -2,12 +2,14 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { ask, events, get, send, type Run } from "../api";
-import { duration, limited, time } from "../format";
-import { Action, Bar, Panel, Status, Tail, useLoaded, Words } from "../parts";
+import { duration, time } from "../format";
+import { Action, Panel, Status, Tail, useLoaded, Words } from "../parts";
 import { go, href } from "../router";
-import { Timeline } from "../timeline";
+import { Traced } from "../traced";
+import { Again, Children, Usage } from "./run_parts";
 
 const LEVELS = ["debug", "info", "warning", "error"];
+const FINAL = new Set(["exited", "trapped", "killed", "failed"]);
 const KEPT_CHARACTERS = 400_000; // of a long run's messages
 
 type Message = string | { base64: string };
@@ -53,34 +55,6 @@ function useEvents(id: string) {
   return { messages, log, status, error };
 }
 
-function Usage({ run }: { run: Run }) {
-  const usage = run.usage;
-  const used: Record<string, number | undefined> = usage
-    ? {
-      wall_ms: usage.wall_ms,
-      cpu_ms: usage.cpu_ms,
-      memory_bytes: usage.peak_memory_bytes,
-      tokens: usage.prompt_tokens + usage.completion_tokens,
-    }
-    : { wall_ms: Date.now() - run.created_ms };
-  return (
-    <>
-      {Object.entries(used).map(([name, value]) => {
-        const most = run.limits[name];
-        if (value === undefined || most === undefined) return null;
-        return <Bar label={name} value={value} of={most}
-          text={`${limited(name, value)} of ${limited(name, most)}`} />;
-      })}
-      <p class="hint">
-        {usage
-          ? `${usage.prompt_tokens} prompt tokens computed, ${usage.cached_tokens} more from the cache, ${
-            usage.completion_tokens} generated, ${usage.syscalls} system calls.`
-          : "What it has used is known at its end."}
-      </p>
-    </>
-  );
-}
-
 function SendMessage({ id }: { id: string }) {
   const [message, setMessage] = useState("");
   const post = (close: boolean) => async () => {
@@ -101,7 +75,9 @@ function SendMessage({ id }: { id: string }) {
 
 export function RunView({ id }: { id: string }) {
   const followed = useEvents(id);
-  const loaded = useLoaded((signal) => get<Run>(`v1/runs/${id}`, signal), [id, followed.status], 2);
+  const ended = FINAL.has(followed.status);
+  const loaded = useLoaded(
+    (signal) => get<Run>(`v1/runs/${id}?brief=1`, signal), [id, followed.status], ended ? 0 : 2);
   const run = loaded.value;
   const live = run !== undefined && run.ended_ms === null;
   return (
@@ -127,9 +103,7 @@ export function RunView({ id }: { id: string }) {
                       go("runs");
                     }} />
                 )}
-              <a class="button" href={href("playground", run.program_name ?? run.program)}>
-                Run it again
-              </a>
+              <Again run={run} />
             </div>
           </>
         )
@@ -139,8 +113,9 @@ export function RunView({ id }: { id: string }) {
         <Panel title="Messages"><Tail label="messages" text={followed.messages} /></Panel>
         <Panel title="Log"><Tail label="log" text={followed.log} /></Panel>
         {run ? <Panel title="Usage and limits"><Usage run={run} /></Panel> : null}
+        {run ? <Children id={id} live={live} /> : null}
       </div>
-      {run && !live ? <Timeline run={id} /> : null}
+      {run && !live ? <Traced run={id} /> : null}
     </>
   );
 }

@@ -48,6 +48,8 @@ export class KvStat {
   rights: u32 = 0;
   /** When it goes, in milliseconds since 1970; 0 or less: never. */
   expiresMs: i64 = -1;
+  /** Entries that came from the prefix cache, by `matching` or by the option `share` (`stat`). */
+  cached: i32 = 0;
   /** Whether it outlives a restart (`list`). */
   durable: bool = false;
   /** Whether other tenants may read it, as `public/<tenant>/<path>` (`list`). */
@@ -428,6 +430,7 @@ function readStat(decoder: Decoder): KvStat {
     else if (key == "tier") stat.tier = decoder.text();
     else if (key == "rights") stat.rights = decoder.unsigned() as u32;
     else if (key == "expires_ms") stat.expiresMs = decoder.integer();
+    else if (key == "cached") stat.cached = decoder.integer() as i32;
     else if (key == "durable") stat.durable = decoder.boolean();
     else if (key == "public") stat.isPublic = decoder.boolean();
     else decoder.skip();

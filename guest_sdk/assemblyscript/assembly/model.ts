@@ -19,6 +19,8 @@ export class ModelInfo {
   /** Entries of a page. */
   pageSize: i32 = 0;
   dtype: string = "";
+  /** Numbers of a hidden state. */
+  hiddenSize: i32 = 0;
 }
 
 let known: ModelInfo | null = null;
@@ -46,6 +48,7 @@ function readModelInfo(): ModelInfo {
     else if (key == "bos") info.bos = decoder.nil() ? -1 : decoder.integer();
     else if (key == "max_context") info.maxContext = decoder.integer() as i32;
     else if (key == "page_size") info.pageSize = decoder.integer() as i32;
+    else if (key == "hidden_size") info.hiddenSize = decoder.integer() as i32;
     else if (key == "dtype") info.dtype = decoder.text();
     else decoder.skip();
   }

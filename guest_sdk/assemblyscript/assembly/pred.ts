@@ -50,7 +50,7 @@ export class PredOptions {
     return this;
   }
 
-  /** With `top`, `of` and `logits`: the biases, allowed tokens and constraint of `sampling`. */
+  /** With `top`, `of` and `logits`: the biases, penalty, allowed tokens and constraint of `sampling`. */
   limits(sampling: Sampling): PredOptions {
     this.ready = null;
     this.count += sampling.writeLimits(this.encoder);
@@ -81,6 +81,15 @@ export class PredOptions {
     return this;
   }
 
+  /**
+   * The last hidden state after the final norm, `modelInfo().hiddenSize` numbers. It has no
+   * distribution: with `limits` it is EINVAL.
+   */
+  hidden(): PredOptions {
+    this.key("get").text("hidden");
+    return this;
+  }
+
   /** The tokens are a tree: each one's parent among them, -1 for the file's end. */
   parents(indices: Array<i32>): PredOptions {
     const list = this.key("parents").array(indices.length);
@@ -91,6 +100,12 @@ export class PredOptions {
   /** Computes without appending to the file. */
   dropped(): PredOptions {
     this.key("keep").boolean(false);
+    return this;
+  }
+
+  /** Computes once what several passes of the tenant begin with, also when they come together. */
+  shared(): PredOptions {
+    this.key("share").boolean(true);
     return this;
   }
 
@@ -177,7 +192,7 @@ export class Pred extends Ticket {
     return success(all);
   }
 
-  /** The numbers of `of` and of `logits`, place after place. */
+  /** The numbers of `of`, `logits` and `hidden`, place after place. */
   scores(): Float32Array {
     return this.tryScores().value;
   }

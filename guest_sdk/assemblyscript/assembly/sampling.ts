@@ -35,12 +35,16 @@ export class Sampling {
   logitBias: Array<TokenBias> = [];
   /** What is added to the logits of a set of tokens. */
   biasMask: BiasMask | null = null;
+  /** A penalty for a set of tokens, such as those of the text so far. */
+  repetitionPenalty: RepetitionPenalty | null = null;
   /** No other token is chosen. */
   allowedTokens: TokenSet | null = null;
   /** The text is an instance of a schema, or matches a regular expression or a grammar. */
   constraint: Constraint | null = null;
   /** The constraint's text begins with this entry of the file; -1: behind its first use. */
   constraintSince: i32 = -1;
+  /** What the prompts of several generations of the tenant begin with is computed once. */
+  share: bool = false;
   /** How many tokens the server may compute before the program has taken them; -1: its default, 8. */
   lookahead: i32 = -1;
   /** A waiting program is woken once so many tokens are there, or the last one. */
@@ -78,9 +82,11 @@ export class Sampling {
     copy.logprobs = this.logprobs;
     copy.logitBias = this.logitBias;
     copy.biasMask = this.biasMask;
+    copy.repetitionPenalty = this.repetitionPenalty;
     copy.allowedTokens = this.allowedTokens;
     copy.constraint = this.constraint;
     copy.constraintSince = this.constraintSince;
+    copy.share = this.share;
     copy.lookahead = this.lookahead;
     copy.chunk = this.chunk;
     return copy;
@@ -130,6 +136,12 @@ export class Sampling {
       out.text("value").float(mask.bias);
       pairs++;
     }
+    const repeated = this.repetitionPenalty;
+    if (repeated !== null) {
+      out.text("repetition").map(2).text("mask").binary(repeated.tokens.bits);
+      out.text("penalty").float(repeated.penalty);
+      pairs++;
+    }
     const allowed = this.allowedTokens;
     if (allowed !== null) {
       out.text("allow").binary(allowed.bits);
@@ -159,6 +171,10 @@ export class Sampling {
     if (ends.length) {
       members.text("stop").array(ends.length);
       for (let i = 0; i < ends.length; i++) members.unsigned(ends[i]);
+      pairs++;
+    }
+    if (this.share) {
+      members.text("share").boolean(true);
       pairs++;
     }
     if (this.lookahead >= 0) {
@@ -220,4 +236,14 @@ export class TokenSet {
 export class BiasMask {
   tokens: TokenSet = new TokenSet();
   bias: f64 = 0;
+}
+
+/**
+ * A penalty for all tokens of a set, from 0.001 to 1000. Positive logits are divided by it, others
+ * multiplied, before anything is added: above 1 the tokens become less likely. The server does not
+ * put the tokens of the text into the set.
+ */
+export class RepetitionPenalty {
+  tokens: TokenSet = new TokenSet();
+  penalty: f64 = 1;
 }

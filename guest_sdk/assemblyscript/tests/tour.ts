@@ -2,8 +2,8 @@
 // came, and tests/guest_sdk/test_assemblyscript_guests.py knows what had to come.
 
 import {
-  BiasMask, Channel, Chat, Child, Choice, Errno, Finish, Generation, KvFile, LogLevel, PredOptions, Reply,
-  Rights, Sampling, SaveFlags, Session, Task, Ticket, TokenBias, TokenSet, TokenStream, asCompleted, clockMs,
+  BiasMask, Channel, Chat, Child, Choice, Errno, Finish, Generation, KvFile, LogLevel, PredOptions, RepetitionPenalty,
+  Reply, Rights, Sampling, SaveFlags, Session, Task, Ticket, TokenBias, TokenSet, TokenStream, asCompleted, clockMs,
   describe, detokenize, exit, fail, inputText, join, log, modelInfo, randomBytes, randomU64, recv,
   runTasks, send, sleep, tokenize, tryTokenize, unixMs, waitAll, waitAny,
 } from "symphony-lip";
@@ -151,6 +151,12 @@ function predsPart(): i32 {
   send(`bias ${chosen(file, best.token, { logitBias: bias }).token}`);
   const mask: BiasMask = { tokens: TokenSet.of([11]), bias: 1000 };
   send(`bias mask ${chosen(file, best.token, { biasMask: mask }).token}`);
+  const seen: RepetitionPenalty = { tokens: TokenSet.of([top[0].token]), penalty: 1000 };
+  const penalized = chosen(file, best.token, { repetitionPenalty: seen }).token;
+  const generated = file.fork().stream([best.token], { maxTokens: 1, repetitionPenalty: seen }).rest();
+  send(`penalty ${penalized != top[0].token} ${generated[0].token == penalized}`);
+  const hidden = new PredOptions().atAll().dropped().hidden();
+  send(`hidden ${file.fork().pred(tokens, hidden).scores().length == n * modelInfo().hiddenSize}`);
   const allowed = TokenSet.of([9, 17]);
   const one = chosen(file, best.token, { allowedTokens: allowed }).token;
   send(`allow ${one == 9 || one == 17} ${allowed.contains(17)} ${allowed.contains(18)}`);
@@ -270,6 +276,14 @@ function streamsPart(): i32 {
   cut.truncate(prompt.length);
   send("none " + cut.stream([], { maxTokens: 3 }).tryFinish().reason);
   send("bad " + cut.stream([1], { logprobs: 21 }).tryFinish().reason);
+
+  const long: u32[] = [];
+  for (let i: u32 = 0; i < 40; i++) long.push(i + 1);
+  const first = KvFile.create();
+  first.pred(long, new PredOptions().shared()).choice();
+  const second = KvFile.create();
+  second.stream(long, { maxTokens: 2, share: true }).rest();
+  send(`shared ${first.stat().cached} ${second.stat().cached}`);
   return 0;
 }
 

@@ -111,6 +111,9 @@ pub struct Stat {
     /// When [`Advice::Keep`] ends, or else the name that it was opened from, in milliseconds since
     /// 1970 (as [`unix_ms`](crate::process::unix_ms) counts); `None` for never.
     pub expires_ms: Option<u64>,
+    /// Entries that came from the prefix cache: by [`KvFile::matching`], or shared by
+    /// [`Pred::share`](crate::pred::Pred::share).
+    pub cached: u32,
 }
 
 /// A named file in a listing.
@@ -421,6 +424,7 @@ fn read_stat(bytes: &[u8]) -> Option<Stat> {
         rights: Rights(number("rights")?),
         path: named.map(String::from),
         expires_ms: value.get("expires_ms").and_then(Value::as_u64).filter(|ms| *ms > 0),
+        cached: number("cached").unwrap_or(0),
     })
 }
 

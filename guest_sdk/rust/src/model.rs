@@ -24,6 +24,8 @@ pub struct Info {
     pub page_size: u32,
     /// What it computes in, such as `"fp32"`.
     pub dtype: String,
+    /// Numbers of a hidden state.
+    pub hidden_size: u32,
 }
 
 /// What the model is.
@@ -65,6 +67,7 @@ fn read_info(bytes: &[u8]) -> Option<Info> {
         max_context: number("max_context")?,
         page_size: number("page_size")?,
         dtype: text("dtype")?,
+        hidden_size: number("hidden_size")?,
     })
 }
 

@@ -6,7 +6,7 @@ use crate::executor::{Operand, Origin, Ticket};
 use crate::kv::KvFile;
 use crate::msgpack::Writer;
 use crate::raw;
-use crate::sampling::{write_bias, Sampling};
+use crate::sampling::{write_bias, write_repetition, Sampling};
 use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
@@ -30,7 +30,8 @@ pub struct Scored {
     pub best: Vec<Choice>,
 }
 
-/// A set of tokens, for `allowed_tokens` and `bias_mask` of [`Pred`] and [`Sampling`].
+/// A set of tokens, for `allowed_tokens`, `bias_mask` and `repetition_penalty` of [`Pred`] and
+/// [`Sampling`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenSet {
     bits: Vec<u8>,
@@ -114,7 +115,7 @@ enum At<'a> {
 
 /// A forward pass in the making: [`KvFile::pred`] begins it, options refine it, and what is wanted of
 /// it ([`argmax`](Pred::argmax), [`sample`](Pred::sample), [`top`](Pred::top), [`of`](Pred::of),
-/// [`logits`](Pred::logits) or [`prefill`](Pred::prefill)) starts it.
+/// [`logits`](Pred::logits), [`hidden`](Pred::hidden) or [`prefill`](Pred::prefill)) starts it.
 ///
 /// ```
 /// # symphony::testing::Host::new().run(|| symphony::block_on(async {
@@ -138,10 +139,12 @@ pub struct Pred<'a, P = One> {
     at: At<'a>,
     bias: &'a [(u32, f32)],
     bias_mask: Option<(&'a TokenSet, f32)>,
+    repetition: Option<(&'a TokenSet, f32)>,
     allow: Option<&'a TokenSet>,
     constraint: Option<(&'a Constraint, Option<u32>)>,
     parents: Option<&'a [i32]>,
     keep: bool,
+    share: bool,
     logprobs: u32,
     blocking: bool,
     places: PhantomData<P>,
@@ -156,10 +159,12 @@ impl<'a> Pred<'a> {
             at: At::Last,
             bias: &[],
             bias_mask: None,
+            repetition: None,
             allow: None,
             constraint: None,
             parents: None,
             keep: true,
+            share: false,
             logprobs: 0,
             blocking: false,
             places: PhantomData,
@@ -184,10 +189,12 @@ impl<'a> Pred<'a> {
             at,
             bias: self.bias,
             bias_mask: self.bias_mask,
+            repetition: self.repetition,
             allow: self.allow,
             constraint: self.constraint,
             parents: self.parents,
             keep: self.keep,
+            share: self.share,
             logprobs: self.logprobs,
             blocking: self.blocking,
             places: PhantomData,
@@ -215,6 +222,13 @@ impl<'a, P> Pred<'a, P> {
     /// Adds a finite number to the logits of all these tokens, beside what `logit_bias` adds.
     pub fn bias_mask(mut self, tokens: &'a TokenSet, value: f32) -> Self {
         self.bias_mask = Some((tokens, value));
+        self
+    }
+
+    /// Divides the positive logits of these tokens by a penalty from 0.001 to 1000, and multiplies
+    /// their other logits by it, before anything is added: above 1 they become less likely.
+    pub fn repetition_penalty(mut self, tokens: &'a TokenSet, penalty: f32) -> Self {
+        self.repetition = Some((tokens, penalty));
         self
     }
 
@@ -252,6 +266,14 @@ impl<'a, P> Pred<'a, P> {
     /// With `false`, computes without appending.
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;
+        self
+    }
+
+    /// With `true`, computes once what several passes of the tenant begin with, also when they come
+    /// together; the result is the same. `EINVAL` with [`all`](Self::all), [`at`](Self::at),
+    /// [`parents`](Self::parents) and without [`keep`](Self::keep).
+    pub fn share(mut self, share: bool) -> Self {
+        self.share = share;
         self
     }
 
@@ -362,6 +384,28 @@ impl<'a, P> Pred<'a, P> {
         self.start(&options, |bytes, places| P::gather(split(bytes, places, floats)?))
     }
 
+    /// Starts it; the last hidden state after the final norm, `model::info()?.hidden_size` numbers. It
+    /// has no distribution: with a bias, a penalty, allowed tokens or a constraint it is `EINVAL`.
+    ///
+    /// ```
+    /// # symphony::testing::Host::new().run(|| symphony::block_on(async {
+    /// # use symphony::{model, KvFile};
+    /// # let kv = KvFile::create()?;
+    /// let states = kv.pred(&model::tokenize("hi")?).all().hidden().await?;
+    /// assert_eq!((states.len(), states[0].len()), (2, model::info()?.hidden_size as usize));
+    /// # symphony::Result::Ok(()) }).unwrap());
+    /// ```
+    #[track_caller]
+    pub fn hidden(self) -> Ticket<P::Output>
+    where
+        P: Places<Vec<f32>>,
+    {
+        let options = self.options(Some(&|out| {
+            out.str("get").str("hidden");
+        }));
+        self.start(&options, |bytes, places| P::gather(split(bytes, places, floats)?))
+    }
+
     fn drawn(&self, sampling: &Sampling) -> Vec<u8> {
         if !sampling.draws() {
             return self.options(None);
@@ -377,11 +421,13 @@ impl<'a, P> Pred<'a, P> {
             get.is_some(),
             !self.bias.is_empty(),
             self.bias_mask.is_some(),
+            self.repetition.is_some(),
             self.allow.is_some(),
             self.constraint.is_some(),
             matches!(self.constraint, Some((_, Some(_)))),
             self.parents.is_some(),
             !self.keep,
+            self.share,
             self.logprobs > 0,
         ];
         let count = given.iter().filter(|given| **given).count();
@@ -409,6 +455,9 @@ impl<'a, P> Pred<'a, P> {
 
     fn write_rest(&self, out: &mut Writer) {
         write_bias(out, self.bias, self.bias_mask, self.allow);
+        if let Some((tokens, penalty)) = self.repetition {
+            write_repetition(out, tokens, penalty);
+        }
         if let Some((constraint, since)) = self.constraint {
             constraint.write(since, out);
         }
@@ -418,6 +467,9 @@ impl<'a, P> Pred<'a, P> {
         }
         if !self.keep {
             out.str("keep").bool(false);
+        }
+        if self.share {
+            out.str("share").bool(true);
         }
         if self.logprobs > 0 {
             out.str("logprobs").uint(u64::from(self.logprobs));

@@ -38,8 +38,10 @@ pub struct Sampling {
     pub(crate) logprobs: u32,
     logit_bias: Vec<(u32, f32)>,
     bias_mask: Option<(TokenSet, f32)>,
+    repetition: Option<(TokenSet, f32)>,
     allowed_tokens: Option<TokenSet>,
     constraint: Option<(Constraint, Option<u32>)>,
+    share: bool,
     lookahead: Option<u32>,
     chunk: Option<u32>,
 }
@@ -66,8 +68,10 @@ impl Sampling {
             logprobs: 0,
             logit_bias: Vec::new(),
             bias_mask: None,
+            repetition: None,
             allowed_tokens: None,
             constraint: None,
+            share: false,
             lookahead: None,
             chunk: None,
         }
@@ -118,6 +122,14 @@ impl Sampling {
         self
     }
 
+    /// Divides the positive logits of these tokens by a penalty from 0.001 to 1000, and multiplies
+    /// their other logits by it, in every step and before anything is added: above 1 they become less
+    /// likely. The server does not put the tokens of the text into the set.
+    pub fn repetition_penalty(mut self, tokens: TokenSet, penalty: f32) -> Sampling {
+        self.repetition = Some((tokens, penalty));
+        self
+    }
+
     /// Leaves only these tokens possible, in every step.
     pub fn allowed_tokens(mut self, tokens: TokenSet) -> Sampling {
         self.allowed_tokens = Some(tokens);
@@ -161,6 +173,15 @@ impl Sampling {
     /// at counts. For measurements, where lengths have to be equal.
     pub fn exact(mut self, exact: bool) -> Sampling {
         self.exact = exact;
+        self
+    }
+
+    // --- What is computed --------------------------------------------------------------------------
+
+    /// With `true`, computes once what the prompts of several generations of the tenant begin with,
+    /// also when they come together: see [`Pred::share`](crate::pred::Pred::share).
+    pub fn share(mut self, share: bool) -> Sampling {
+        self.share = share;
         self
     }
 
@@ -253,10 +274,12 @@ impl Sampling {
             self.chunk.is_some(),
             !self.logit_bias.is_empty(),
             self.bias_mask.is_some(),
+            self.repetition.is_some(),
             self.allowed_tokens.is_some(),
             self.constraint.is_some(),
             since,
             self.logprobs > 0,
+            self.share,
         ];
         let count = given.iter().filter(|given| **given).count();
         let mut out = Writer::new();
@@ -282,11 +305,17 @@ impl Sampling {
         }
         let bias_mask = self.bias_mask.as_ref().map(|(tokens, value)| (tokens, *value));
         write_bias(&mut out, &self.logit_bias, bias_mask, self.allowed_tokens.as_ref());
+        if let Some((tokens, penalty)) = &self.repetition {
+            write_repetition(&mut out, tokens, *penalty);
+        }
         if let Some((constraint, since)) = &self.constraint {
             constraint.write(*since, &mut out);
         }
         if self.logprobs > 0 {
             out.str("logprobs").uint(u64::from(self.logprobs));
+        }
+        if self.share {
+            out.str("share").bool(true);
         }
         out.into_bytes()
     }
@@ -311,4 +340,8 @@ pub(crate) fn write_bias(
     if let Some(tokens) = allowed {
         out.str("allow").bin(tokens.as_bytes());
     }
+}
+
+pub(crate) fn write_repetition(out: &mut Writer, tokens: &TokenSet, penalty: f32) {
+    out.str("repetition").map(2).str("mask").bin(tokens.as_bytes()).str("penalty").f32(penalty);
 }

@@ -5,6 +5,7 @@ lower token id comes first. So top_k 1 is argmax, and no result depends on the o
 library looks.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 UInt64 = npt.NDArray[np.uint64]
 
 _PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
+_FORBIDDEN = struct.Struct("<IfIf")
 # top_k, top_p and min_p look at this many of the most likely tokens, then at more, then at all.
 _HEADS = (64, 1_024)
 # Logarithms are float32, a millionth off: of ten equal tokens nine have 0.9, or a little less.
@@ -49,11 +51,14 @@ def answer(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes | 
     results: list[bytes | SyscallError] = [b""] * len(requests)
     begins = np.cumsum([0, *(len(request.positions) for request in requests)])
     valid: list[int] = []
+    reports: dict[int, bytes] = {}  # by request: what its mask forbade, if that is wanted
     for index, request in enumerate(requests):
         error = problem_of(request.options, vocab_size)
         if error is None:
             valid.append(index)
-            _shape_logits(logits[begins[index] : begins[index + 1]], request.options, request.mask)
+            reports[index] = _shape_logits(
+                logits[begins[index] : begins[index + 1]], request.options, request.mask
+            )
         else:
             results[index] = error
     kinds: dict[tuple[Get, int, int], list[int]] = {}
@@ -68,7 +73,7 @@ def answer(logits: Tensor, requests: Sequence[SamplingRequest]) -> list[bytes | 
         answers = _ANSWERS[get](chosen, [requests[i] for i in members])
         results_of = zip(members, answers, strict=True)
         for index, result in results_of:
-            results[index] = result
+            results[index] = result + reports[index]
     return results
 
 
@@ -94,8 +99,11 @@ def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
     return None
 
 
-def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> None:
-    """Penalize repetition, add the biases and rule out tokens that are not allowed, in place."""
+def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> bytes:
+    """Penalize repetition, add the biases and rule out tokens that are not allowed, in place.
+
+    Returns what the mask forbade, where the options want that (of one place).
+    """
     if options.repetition is not None:
         seen, penalty = options.repetition
         tokens = torch.from_numpy(np.flatnonzero(tokens_in(seen, logits.shape[1])))
@@ -115,9 +123,21 @@ def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> 
         added = torch.full((len(logits), len(chosen)), value, device=logits.device)
         logits.index_add_(1, chosen.to(logits.device), added)
     bits = options.allow if mask is None else mask
+    count, before = logits.shape[1], logits.clone() if options.forbidden else logits
     if bits is not None:
-        allowed = torch.from_numpy(tokens_in(bits, logits.shape[1])).to(logits.device)
+        allows = tokens_in(bits, logits.shape[1])
+        count = int(np.count_nonzero(allows))
+        allowed = torch.from_numpy(allows).to(logits.device)
         logits.masked_fill_(~allowed, float("-inf"))
+    return _forbidden(before, logits, count) if options.forbidden else b""
+
+
+def _forbidden(before: Tensor, after: Tensor, count: int) -> bytes:
+    """Return what a mask that allows `count` tokens forbade (see `FORBIDDEN_BYTES`)."""
+    whole = before.logsumexp(-1)
+    best = int(before[0].argmax())
+    allowed = float((after.logsumexp(-1) - whole)[0].exp())
+    return _FORBIDDEN.pack(count, max(1.0 - allowed, 0.0), best, float(before[0, best] - whole[0]))
 
 
 # --- Results by kind ---------------------------------------------------------------------------

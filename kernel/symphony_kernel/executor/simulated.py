@@ -9,9 +9,10 @@ the right size.
 """
 
 import asyncio
+import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -236,7 +237,10 @@ class SimulatedExecutor:
             logits[:, ~tokens_in(mask, vocab_size)] = -np.inf
         if options.allow is not None and not np.isfinite(logits).any(axis=1).all():
             return SyscallError(Errno.EINVAL, "the allow mask allows no token")
-        return _encode(logits, row)
+        if not options.forbidden:
+            return _encode(logits, row)
+        unmasked = self._logits(states, replace(options, allow=None))
+        return _encode(logits, row) + _forbidden(unmasked[0], logits[0])
 
     def _compute(self, row: Row) -> UInt64:
         """Write the row's new slots; return the state [q] after each new token."""
@@ -323,6 +327,14 @@ def _encode(logits: Float32, row: Row) -> bytes:
     pairs = np.empty(tokens.shape, _PAIR)
     pairs["token"], pairs["value"] = tokens, np.take_along_axis(logprobs, tokens, axis=1)
     return pairs.tobytes()
+
+
+def _forbidden(before: Float32, after: Float32) -> bytes:
+    """Return what a mask forbade at a place (see `FORBIDDEN_BYTES`)."""
+    best, chances = int(before.argmax()), np.exp(_log_softmax(before[None])[0])
+    allowed = np.isfinite(after)
+    mass = max(1.0 - float(chances[allowed].sum()), 0.0)
+    return struct.pack("<IfIf", np.count_nonzero(allowed), mass, best, np.log(chances[best]))
 
 
 def _best(logits: Float32, count: int) -> Int64:

@@ -126,8 +126,11 @@ class FairQueue:
 
     def requests_of(self, tenant: str) -> Iterator[Request]:
         """Yield a tenant's requests, each run's in order, without those set aside."""
-        for counter, _, run in self._tenants[tenant].runs:
-            if run.active and run.counter == counter:
+        # A run that came back at the same counter has two valid entries.
+        seen = set[int]()
+        for counter, order, run in self._tenants[tenant].runs:
+            if run.active and run.counter == counter and order not in seen:
+                seen.add(order)
                 yield from run.requests
 
     @property
@@ -350,6 +353,11 @@ class FairQueue:
         run.tenant.last = run.counter
         if run.requests:
             self._activate(run)
+
+    def skip_tokens(self, request: Request, tokens: int) -> None:
+        """Note that a request's next `tokens` tokens, but not its last, need no step."""
+        self.tokens -= tokens
+        request.placed += tokens
 
     def serve_new(self, request: Request) -> None:
         """Serve a request that has just come with all its tokens: it never waits."""

@@ -31,12 +31,12 @@ class _Tenant:
 
     def __init__(self, tokens: int, now: float) -> None:
         self.bucket = TokenBucket(tokens, tokens / _MINUTE, now)
-        self.held: OrderedDict[int, dict[Request, None]] = OrderedDict()
+        self.held: OrderedDict[int, dict[Request, float]] = OrderedDict()  # with their times
         self.waiting = 0  # tokens of held requests
         self.timer: asyncio.TimerHandle | None = None
 
-    def hold(self, request: Request) -> None:
-        self.held.setdefault(request.root, {})[request] = None
+    def hold(self, request: Request, now: float) -> None:
+        self.held.setdefault(request.root, {})[request] = now
         self.waiting += request.count
 
     def drop(self, request: Request) -> bool:
@@ -48,15 +48,16 @@ class _Tenant:
             del self.held[request.root]
         return True
 
-    def pop_next(self) -> Request:
+    def pop_next(self) -> tuple[Request, float]:
+        """Return the next request, and since when it was held."""
         root, requests = self.held.popitem(last=False)
-        request = next(iter(requests))
+        request, since = next(iter(requests.items()))
         self._remove(requests, request)
         if requests:
             self.held[root] = requests  # behind the other runs
-        return request
+        return request, since
 
-    def _remove(self, requests: dict[Request, None], request: Request) -> None:
+    def _remove(self, requests: dict[Request, float], request: Request) -> None:
         del requests[request]
         self.waiting -= request.count
 
@@ -82,6 +83,7 @@ class RateLimiter:
         self._now, self._reached, self._wake = now, reached, wake
         self._tenants: dict[str, _Tenant] = {}
         self.charge_run, self.trace_run = scheduler.charge_run, scheduler.trace_run
+        self.trace_fork, self.trace_held = scheduler.trace_fork, scheduler.trace_held
         self._pass_through()
 
     # -- Rates ---------------------------------------------------------------------------------
@@ -106,6 +108,19 @@ class RateLimiter:
             self._cancel,
             self._drop_requests,
         )
+
+    def refund(self, tenant: str, tokens: int) -> None:
+        """Give back a tenant's tokens that a pred need not compute.
+
+        Held preds are released later, as the scheduler may be forming a step now.
+        """
+        found = self._tenants.get(tenant)
+        if found is None:
+            return
+        found.bucket.refund(tokens)
+        if found.timer is not None:
+            found.timer.cancel()
+            self._set_timer(tenant, found)
 
     def tokens_left(self, tenant: str) -> list[int] | None:
         """Return a tenant's tokens (0 or more), and the ms until there are some.
@@ -148,7 +163,7 @@ class RateLimiter:
             return
         if not tenant.held:
             self._reached(request.tenant)
-        tenant.hold(request)
+        tenant.hold(request, self._now())
         if tenant.timer is None:
             self._set_timer(request.tenant, tenant)
 
@@ -177,9 +192,10 @@ class RateLimiter:
             tenant.timer = None
         released = False
         while tenant.held and tenant.bucket.level(self._now()) >= 1.0:
-            request = tenant.pop_next()
+            request, since = tenant.pop_next()
             tenant.bucket.take(request.count, self._now())
             self._scheduler.submit(request)
+            self.trace_held(request, since)
             released = True
         if tenant.held:
             self._set_timer(name, tenant)

@@ -4,6 +4,7 @@ The checker's process imports this module, too. It needs nothing but llguidance.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -22,8 +23,9 @@ _JSON_DEFAULTS: Final["JsonCompileOptions"] = {"whitespace_pattern": r"[\x20\x0A
 # Errors of llguidance that mean that a limit is exceeded.
 _TOO_MUCH: Final = (
     "fuel exhausted", "too large", "too big", "too many", "too complex", "too deeply", "nest limit",
-    "recursion limit", "Current row has",
+    "recursion limit", "Current row has", "decimal literal invalid",
 )  # fmt: skip
+_HUGE: Final = re.compile(r"got \d[\d.]*e\d")  # a count of a schema that is past 64 bits
 
 
 class GrammarKind(IntEnum):
@@ -102,7 +104,7 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 def error_of(words: str) -> GrammarError:
     """Return the error for llguidance's words."""
     words = words.removesuffix("<non-verbose/>").strip()
-    much = any(sign in words for sign in _TOO_MUCH)
+    much = any(sign in words for sign in _TOO_MUCH) or _HUGE.search(words)
     return GrammarError(Errno.EFBIG if much else Errno.EINVAL, words)
 
 

@@ -40,10 +40,12 @@ REFUSED: Final = 4  # errno, number of the allocation: they count calls' within 
 EVICTED: Final = 5  # 1 + n, number of the allocation (0: a step's), n pages
 LOST: Final = 6  # n, n pages
 HELD: Final = 7  # number of calls before it, an instance whose tenant's calls wait
+OFFERED: Final = 8  # request, its first tokens
+SHARED: Final = 9  # request, first page, pages
 INSIDE: Final = 16  # added to the kind, when `depth` was > 0
 RECORDS_PER_CHECK: Final = 16  # of the log's size
 
-SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 2, HELD: 2}
+SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 2, HELD: 2, OFFERED: 2, SHARED: 3}
 
 
 class Recorder:
@@ -125,6 +127,12 @@ class Recorder:
 
     def unreserved(self, file: int) -> None:
         self._events += (UNRESERVED | INSIDE if self.depth else UNRESERVED, file)
+
+    def offered(self, request: int, tokens: int) -> None:
+        self._events += (OFFERED, request, tokens)
+
+    def shared(self, request: int, first: int, pages: int) -> None:
+        self._events += (SHARED, request, first, pages)
 
     def lost(self, pages: Int32) -> None:
         self._events += (LOST, len(pages), *pages.tolist())

@@ -181,6 +181,7 @@ class JournalRecovery:
         for root in parts.processes.traced():
             parts.scheduler.trace_run(root)
         for request in requests:
+            request.shared = 0  # the pages that it shared were reserved ones, which are gone
             parts.scheduler.submit(request)
         self._kernel.resume()
 

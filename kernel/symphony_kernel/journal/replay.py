@@ -17,7 +17,9 @@ from symphony_kernel.journal import recorder as r
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.request import Request
+from symphony_kernel.scheduler.prefix_sharing import prompt_tokens
 
 
 class ReplayedKernel(Protocol):
@@ -129,6 +131,8 @@ class Replay:
             self._kvfs.prefix_cache.evict_pages(np.array(numbers[1:], np.int32))
         elif kind == r.LOST:
             self._kvfs.lose_pages(np.array(numbers, np.int32))
+        elif kind in (r.OFFERED, r.SHARED):
+            self._share(kind, *numbers)
         else:
             self._applying = True
             if kind == r.RESERVED:
@@ -151,10 +155,25 @@ class Replay:
         if (events[0].kind, events[0].numbers[0]) == (kind, file):
             events.popleft()
 
-    def _done(self, number: int, value: int) -> None:
+    def _share(self, kind: int, number: int, first: int, pages: int = 0) -> None:
+        """Offer the first tokens of a request, or let it take cached pages."""
+        request = self._request(number)
+        file = request.file
+        assert isinstance(file, KVFile)
+        if kind == r.OFFERED:
+            self._kvfs.offer_computed(number, file, request.tokens[:first])
+            return
+        self._kvfs.share_computed(number, file, prompt_tokens(request), first, pages)
+        request.shared += pages * PAGE_TOKENS
+
+    def _request(self, number: int) -> Request:
         request = self._requests.get(number)
         if request is None:
             raise ReplayError(f"request {number} has ended already, or was never submitted")
+        return request
+
+    def _done(self, number: int, value: int) -> None:
+        request = self._request(number)
         self._remove(request)
         if value < 0:
             request.done(value)
@@ -194,6 +213,12 @@ class Replay:
 
     def trace_run(self, root: int) -> None:
         """Do nothing: recovery asks for traces again."""
+
+    def trace_fork(self, root: int, file: int, source: int, length: int) -> None:
+        """Do nothing: a trace begins anew, and reads its files' tokens."""
+
+    def trace_held(self, request: Request, since: float) -> None:
+        """Do nothing: a replay holds no pred back."""
 
     def _remove(self, request: Request) -> None:
         assert isinstance(request.file, KVFile)
@@ -235,7 +260,7 @@ class Replay:
         """Record nothing: the records have it."""
 
     commit = abandon = record_frame = record_event = record_sent = _ignore
-    done = held = refused = evicted = lost = _ignore
+    done = held = refused = evicted = lost = offered = shared = _ignore
 
 
 def _parse(numbers: list[int]) -> Iterator[_Event]:

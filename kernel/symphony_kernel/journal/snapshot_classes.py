@@ -108,7 +108,7 @@ MANY: Final = (
     *map(SnapshotClass, _WHOLE),
     SnapshotClass(quotas.TenantUsage, {**_as(0, "absent", "host", "disk"), "hits": dict}),
     SnapshotClass(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001
-    SnapshotClass(prefix_cache._Node, _as(False, "in_heap")),  # noqa: SLF001
+    SnapshotClass(prefix_cache.Node, _as(False, "in_heap")),
     SnapshotClass(
         file.KVFile,
         {
@@ -138,7 +138,7 @@ MANY: Final = (
         {
             **_as(False, "reserved", "finished"),
             **_as(0, "placed", "computed"),
-            **_as(None, "result", "recompute"),
+            **_as(None, "result", "recompute", "prompt"),
         },
     ),
 )

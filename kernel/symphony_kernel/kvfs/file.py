@@ -47,7 +47,7 @@ class KVFile:
     """A KV file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "advice",
+        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "advice", "cached",
         "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
         "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
         "tenant", "texts", "unrecomputable",
@@ -66,6 +66,7 @@ class KVFile:
         self.tenant = tenant
         self.owner = owner
         self.length = 0
+        self.cached = 0  # entries that came from the prefix cache
         # So many entries, from the first, stand at positions 0, 1, .. and were each computed from
         # all before it: their K and V depend on their tokens alone.
         self.plain = 0
@@ -205,6 +206,27 @@ class KVFile:
         if position == start and self.plain == start:
             self.plain = start + 1
         self.length = start + 1
+
+    def write_reserved(self, tokens: UInt32) -> None:
+        """Write tokens ([n]) of reserved entries, which `commit` makes exist later."""
+        entries = np.arange(self.length, self.length + len(tokens))
+        slots, pool = self._page_slots(entries), self._storage.pool
+        pool.tokens[slots] = tokens
+        pool.positions[slots] = entries
+
+    def exchange(self, first: int, pages: Int32) -> None:
+        """Hold cached pages ([n]) in place of reserved ones, from index `first` on."""
+        end, storage = first + len(pages), self._storage
+        assert page_count(self.length) <= first, "a page with entries is exchanged"
+        assert end <= self._count, "pages are exchanged that were not reserved"
+        reserved = self._table[first:end].copy()
+        storage.hold_cached(self.owner.live(), pages)
+        self._table[first:end] = pages
+        self._frames = self._frames.copy()  # a cancelled step may still read the old ones
+        self._frames[first:end] = storage.pool.frame[pages]
+        if storage.pool.absent:
+            self._frame_version = _STALE
+        storage.release(reserved)
 
     def unreserve(self) -> None:
         count = page_count(self.length)

@@ -350,7 +350,29 @@ class KVFS:
         except SyscallError:
             self.release(file)
             raise
+        file.cached = file.length
         return file
+
+    # -- Preds that share prefixes --------------------------------------------------------------
+    def offer_computed(self, request: int, file: KVFile, tokens: UInt32) -> None:
+        """Offer the first tokens ([n]) of a pred, which are computed, before it ends."""
+        assert file.length % PAGE_TOKENS == 0, "a partial page is copied when it is written"
+        file.write_reserved(tokens)
+        pages = (file.length + len(tokens)) // PAGE_TOKENS
+        self.prefix_cache.offer(file.tenant, file.page_tokens(pages), file.pages[:pages])
+        if self._storage.observer is not None:
+            self._storage.observer.offered(request, len(tokens))
+
+    def share_computed(
+        self, request: int, file: KVFile, tokens: bytes, first: int, count: int
+    ) -> None:
+        """Put `count` cached pages in place of those reserved for a pred, from `first` on.
+
+        `tokens` (u32) are the file's and the pred's.
+        """
+        file.exchange(first, self.prefix_cache.use(file.tenant, tokens, first, count))
+        if self._storage.observer is not None:
+            self._storage.observer.shared(request, first, count)
 
     # -- The executor's transfers ---------------------------------------------------------------
     @property

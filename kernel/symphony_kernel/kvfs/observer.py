@@ -32,5 +32,11 @@ class PageObserver(Protocol):
     def unreserved(self, file: int) -> None:
         """Note that the file with this number released the pages behind its entries."""
 
+    def offered(self, request: int, tokens: int) -> None:
+        """Note that the first tokens of the pred with this number were offered."""
+
+    def shared(self, request: int, first: int, pages: int) -> None:
+        """Note that the pred with this number took cached pages from index `first` on."""
+
     def lost(self, pages: Int32) -> None:
         """Note that the content of these pages ([n]) is wrong: their files answer EIO."""

@@ -213,6 +213,11 @@ class Storage:
                 self._check_fair_share(account, len(idle))
 
         self.decide(check)
+        self.hold_cached(account, pages)
+
+    def hold_cached(self, account: TenantUsage, pages: Int32) -> None:
+        """Hold cached pages ([n], distinct); charge those that only the cache held."""
+        idle = self.cache.charged_here(pages)
         self.pool.retain(pages)
         self.quotas.move(idle, account)
 

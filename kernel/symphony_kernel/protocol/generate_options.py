@@ -22,6 +22,7 @@ from symphony_kernel.protocol.pred_options import (
     DEFAULT,
     Get,
     PredOptions,
+    check_flag,
     check_integer,
     invalid,
     options_of,
@@ -39,6 +40,8 @@ class GenerateOptions:
     tokens_max: int = FILE_ENTRIES_MAX + 1  # more than a file can hold
     stop: frozenset[int] = frozenset()  # ids below 2**32
     ahead: int = GENERATE_AHEAD_DEFAULT  # tokens appended before the program has taken them
+    # Kept apart from `pred`, whose default each token's row is made for.
+    share: bool = False  # as a pred's, for the prompt
     lot: int = 1  # the ticket is ready at so many records, or at the end
 
     @property
@@ -96,5 +99,6 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "max": ("tokens_max", partial(check_integer, low=1, high=_TOKEN_MAX, what="max")),
     "stop": ("stop", _read_stop),
     "ahead": ("ahead", partial(check_integer, low=0, high=GENERATE_AHEAD_MAX, what="ahead")),
+    "share": ("share", partial(check_flag, what="share")),
     "lot": ("lot", partial(check_integer, low=1, high=GENERATE_AHEAD_MAX, what="lot")),
 }

@@ -123,9 +123,13 @@ _TENANT: Final = (
           "worker", "worker", "`memory.grow` gives -1; killed at the start: `memory limit: the "
           "tenant's programs`"),
     Limit("programs", Scope.TENANT, n.TENANT_PROGRAMS_MAX, 1 << 20, "programs kept; names of them",
-          "gateway", "429"),
+          "gateway", "older versions go; then 429"),
     Limit("programs_kept_bytes", Scope.TENANT, n.TENANT_PROGRAMS_KEPT_BYTES_MAX, 1 << 50,
-          "bytes of the modules of programs kept", "gateway", "429"),
+          "bytes of the modules of programs kept", "gateway",
+          "older versions go; then 429"),
+    Limit("program_versions", Scope.TENANT, n.TENANT_PROGRAM_VERSIONS_MAX,
+          n.TENANT_PROGRAM_VERSIONS_CEILING, "versions kept of each name", "gateway",
+          "the least recently used goes"),
     Limit("compile_burst_ms", Scope.TENANT, 1_000 * n.COMPILE_BURST_SECONDS_MAX,
           1_000 * n.COMPILE_BURST_SECONDS_CEILING,
           "milliseconds of compiling at once while others have runs; "

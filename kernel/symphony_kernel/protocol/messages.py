@@ -138,7 +138,8 @@ class Ask(Message):
     gateway -> kernel: "limit_tenant" {tenant, limits} (see `limit_table`; nil: the defaults) -> 0,
     "tokens_left" {tenant} -> [tokens, ms until there are some], or nil without a rate limit,
     "held_runs" {tenant} -> the runs whose preds wait for it,
-    "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
+    "kv_list" {tenant, prefix}, "kv_stat" {tenant, path}, "kv_pages" and "kv_prefixes" (see
+    `syscalls.views`), "kv_tokens" (see `file_requests`),
     "kv_remove" {tenant, path}, "kv_changes" {tenant} -> changes of names that are not on disk yet,
     "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
     "waiting" {}, "forget_prefixes" {tenant} -> pages, "check_integrity" {}.
@@ -369,8 +370,8 @@ class Traced(Message):
 
     A worker sends calls: [instance, call (str; "": its whole life), began, ended, result or nil,
     suspended (bool)]. The kernel sends preds: [instance, seq, tokens, submitted, ended, errno or 0,
-    [[step began, ended, rows, tokens, its own tokens], ...]], and if the file was not on the device
-    [pages from the host, from disk, recomputed tokens]. Times are monotonic seconds.
+    [[step began, ended, rows, tokens, its own tokens], ...], about (a map: see
+    `scheduler.trace.Traces`)]. Times are monotonic seconds.
     """
 
     instance: int

@@ -25,6 +25,9 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.untrusted import unpack_untrusted
 
+# What a mask forbade: how many tokens it allowed (u32), the probability of all others (f32), and
+# the best token without it (u32) with its log-probability (f32).
+FORBIDDEN_BYTES: Final = 16
 CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
 
 
@@ -67,8 +70,11 @@ class PredOptions:
     allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
     parents: tuple[int, ...] | None = None
     keep: bool = True
+    share: bool = False  # take pages from the prefix cache, and offer what is computed
     constraint: int = 0  # a handle; 0: none
     since: int | None = None  # the file's entry with which the text begins; None: as before
+    # Set for traced runs, by no program: the record of a token ends with what a mask forbade.
+    forbidden: bool = False
 
     @property
     def shapes_logits(self) -> bool:
@@ -85,7 +91,7 @@ class PredOptions:
     def place_bytes(self, vocab_size: int, hidden_size: int) -> int:
         match self.get:
             case Get.ARGMAX | Get.SAMPLE:
-                return 8 + 8 * self.logprobs
+                return 8 + 8 * self.logprobs + FORBIDDEN_BYTES * self.forbidden
             case Get.TOP:
                 return 8 * self.top
             case Get.OF:
@@ -153,6 +159,8 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
         raise invalid("logprobs is allowed only with get argmax or sample")
     if found.constraint and (found.at != "last" or found.parents is not None):
         raise invalid("a constraint is allowed only with at last and without parents")
+    if found.share and (found.at != "last" or found.parents is not None or not found.keep):
+        raise invalid("share is allowed only with at last and keep, and without parents")
     if found.since is not None and not found.constraint:
         raise invalid("since is allowed only with a constraint")
     if found.get is Get.HIDDEN and _shapes_logits(found):
@@ -271,9 +279,10 @@ def _read_parents(value: Any) -> tuple[int, ...]:
     return tuple(check_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))
 
 
-def _read_keep(value: Any) -> bool:
+def check_flag(value: Any, what: str) -> bool:
+    """Return an option's value; EINVAL."""
     if not isinstance(value, bool):
-        raise invalid("keep must be true or false")
+        raise invalid(f"{what} must be true or false")
     return value
 
 
@@ -286,7 +295,8 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "repetition": _read_repetition,
     "allow": _read_allow,
     "parents": _read_parents,
-    "keep": _read_keep,
+    "keep": partial(check_flag, what="keep"),
+    "share": partial(check_flag, what="share"),
     "constraint": partial(check_integer, low=1, high=2**31 - 1, what="constraint"),
     "since": partial(check_integer, low=0, high=2**31 - 1, what="since"),
 }

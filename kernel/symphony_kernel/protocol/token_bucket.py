@@ -20,6 +20,10 @@ class TokenBucket:
         self._level -= amount
         return True
 
+    def refund(self, amount: float) -> None:
+        """Put back what was taken and not used."""
+        self._level += amount
+
     def level(self, now: float) -> float:
         """Return the level; below 0: a debt."""
         self._level = min(self.size, self._level + (now - self._at) * self.rate)

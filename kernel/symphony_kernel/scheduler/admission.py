@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
@@ -47,6 +47,13 @@ class Admitted(Enum):
 
 
 _READY: Final = Admitted.READY  # a constant is faster than an enum's member
+
+
+class PageTraces(Protocol):
+    """The part of `Traces` that admission reports to."""
+
+    def moved(self, request: Request, loaded: int, read: int, rebuilt: int) -> None: ...
+    def waits_for_pages(self, request: Request, waits: bool) -> None: ...
 
 
 _Place = tuple[float, int, Request]
@@ -108,13 +115,13 @@ class Admission:
         queue: FairQueue,
         eviction: Eviction,
         fail: Callable[[Request, Errno], None],
-        moved: Callable[[Request, int, int, int], None] = lambda *_: None,
+        traces: PageTraces | None = None,
     ) -> None:
         self._queue = queue
         self._eviction = eviction
         self._pool = eviction.pool
         self._fail = fail
-        self._moved = moved  # takes what was moved for a request: see `Traces.moved`
+        self._traces = traces
         self.memory_queue = MemoryQueue(queue)
         self._queued = self.memory_queue.places  # read for each request
         # Requests that wait for a page that is recomputed or read for another.
@@ -153,6 +160,7 @@ class Admission:
                 self._admitted(request)
                 return _READY
         became = self._admit(request, newly=True)
+        self._note_wait(request, became is not _READY)
         if isinstance(became, Errno):
             self._queue.remove(request)
         elif became is not _READY:
@@ -228,6 +236,7 @@ class Admission:
         self.memory_queue.remove(request)
         self._leftovers.pop(request, None)
         if became is Admitted.READY:
+            self._note_wait(request, False)
             self._queue.put_back(request)
         elif isinstance(became, Errno):
             self._queue.remove(request)
@@ -310,7 +319,8 @@ class Admission:
         if len(absent):
             fetched = self._eviction.tiers.fetch(absent)
             reading = fetched.reading
-            self._moved(request, len(fetched.loaded), len(reading), 0)
+            if self._traces is not None:
+                self._traces.moved(request, len(fetched.loaded), len(reading), 0)
         self._eviction.eviction_order.add(file)
         if len(reading):
             self.blocked[request] = None
@@ -387,7 +397,8 @@ class Admission:
         recompute = Recompute(file, self._eviction, steps)
         recompute.take_scratch_pages()
         self._recomputing += (recompute.tokens - self._recomputing) * _GAIN
-        self._moved(request, 0, 0, recompute.tokens)
+        if self._traces is not None:
+            self._traces.moved(request, 0, 0, recompute.tokens)
         self._continue_recompute(request, recompute)
         return Admitted.AWAY
 
@@ -434,6 +445,7 @@ class Admission:
     def _continue_recompute(self, request: Request, recompute: Recompute) -> None:
         """Queue the next row of a recompute, or the request when all rows are computed."""
         if recompute.complete:
+            self._note_wait(request, False)
             self._queue.put_back(request)
             return
 
@@ -463,6 +475,10 @@ class Admission:
         blocked, self.blocked = self.blocked, {}
         for request in blocked:
             self._queue.put_back(request)
+
+    def _note_wait(self, request: Request, waits: bool) -> None:
+        if self._traces is not None:
+            self._traces.waits_for_pages(request, waits)
 
     @property
     def _slice(self) -> float:

@@ -27,6 +27,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
     MASKS_MS_MAX,
+    PAGE_TOKENS,
     PREFILL_QUANTUM_TOKENS,
     PREFILL_TOKENS_MIN,
     STEP_ROWS_MAX,
@@ -35,6 +36,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.pred_options import DEFAULT, Get
 from symphony_kernel.request import Request
 from symphony_kernel.scheduler.admission import Admission, Admitted
+from symphony_kernel.scheduler.prefix_sharing import PrefixSharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Step:
 
     __slots__ = (
         "adopted", "batch", "began", "chunks", "decodes", "ended", "launched", "loads", "predicted",
-        "probe", "tokens",
+        "probe", "shared", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +86,7 @@ class Step:
         self.loads: dict[str, StepLoad] = {}  # by tenant
         self.probe = False  # see `StepBudget.probe`
         self.predicted: list[tuple[str, int]] = []  # rows of predictions: tenant, entry
+        self.shared: list[int] = []  # keys of pages that it computes for others, too
         self.adopted = adopted  # of a look-ahead step: the batch's rows that were adopted
 
 
@@ -114,6 +117,8 @@ class _StepSpace:
     memory_limited: bool = False  # others must not get far ahead of the memory queue
     masks: float = 0.0  # seconds that the bitmasks of its rows take, as far as known
     mask: float = 0.0  # that of the row looked at last
+    shared: list[int] = field(default_factory=list)  # see `Step.shared`
+    left_out: int = 0  # requests whose next pages another step or row computes
 
     def add_prefill(self, tokens: int) -> None:
         self.prefill -= tokens
@@ -179,6 +184,7 @@ class _StepSpace:
 
 _ENDLESS: Final = float("inf")
 _ROUNDING: Final = 1.0 + 1e-9
+LEFT_OUT_MAX: Final = 256  # requests a step that are looked at to see whether they can share
 _READY: Final = Admitted.READY
 
 
@@ -201,8 +207,10 @@ class Batcher:
         admission: Admission,
         limits: StepLimits | None = None,
         costs: StepCost | None = None,
+        sharing: PrefixSharing | None = None,
     ) -> None:
         self._queue = queue
+        self._sharing = sharing
         self._costs = costs or StepCost()
         self.limits = limits or StepLimits()
         self._admission = admission
@@ -260,6 +268,7 @@ class Batcher:
             batch = Batch([_row(chunk) for chunk in taken])
             formed.step = Step(taken, batch, self.limits.tokens - space.tokens)
             formed.step.probe = probe
+            formed.step.shared = space.shared
         return formed
 
     def _fill(self, space: _StepSpace) -> None:
@@ -275,6 +284,9 @@ class Batcher:
             chunk = None if single else chunks.get(request)
             if chunk is None and len(chunks) == self.limits.rows:
                 break
+            shares = not single and request.shares
+            if shares and chunk is None and not self._share(request, space):
+                continue
             count = 1 if single else self._chunk_size(request, space)
             if space.budget is not None and count:
                 count = space.tokens_fitting(request, count, chunk is None)
@@ -284,6 +296,9 @@ class Batcher:
             if count == 0:
                 if not self._skip_prompt(space, request):
                     break
+                continue
+            if shares and not (count := self._whole_pages(request, count, chunk)):
+                queue.set_aside()
                 continue
             if chunk is None:
                 if request.matcher is not None and not _has_mask(request.matcher, space, formed):
@@ -297,12 +312,51 @@ class Batcher:
                 if request.matcher is not None:  # only now is it certain that it runs
                     space.masks += space.mask
             assert count > 0
+            if shares:
+                self._note_computing(request, count, space)
             space.add_tokens(request, count, not chunk.count)
             queue.serve(count)
             chunk.count += count
             space.tokens -= count
             if not single:
                 space.add_prefill(count)
+
+    def _share(self, request: Request, space: _StepSpace) -> bool:
+        """Give a request the cached pages of its prompt; return whether it computes more now.
+
+        If it computes none now, it is in the queue no longer, until `restore` or for good.
+        """
+        sharing, queue = self._sharing, self._queue
+        if sharing is None:
+            return True
+        if sharing.is_computed(request):
+            space.left_out += 1
+            if space.left_out < LEFT_OUT_MAX:
+                queue.set_aside()
+            else:
+                queue.skip_tenant()
+            return False
+        if not sharing.may_take(request):
+            return True
+        if not request.reserved and (became := self._admission.admit(request)) is not _READY:
+            if isinstance(became, Errno):
+                space.formed.failed.append((request, became))
+            return False
+        queue.skip_tokens(request, sharing.take(request))
+        return True
+
+    def _whole_pages(self, request: Request, count: int, chunk: Chunk | None) -> int:
+        """Return how many of `count` tokens to compute: a part of a page cannot be shared."""
+        if count == request.remaining:
+            return count
+        whole = count - (request.placed + count) % PAGE_TOKENS
+        if whole <= 0 and chunk is None and self.limits.quantum < PAGE_TOKENS:
+            return count
+        return max(whole, 0)
+
+    def _note_computing(self, request: Request, count: int, space: _StepSpace) -> None:
+        if self._sharing is not None:
+            space.shared += self._sharing.compute(request, request.placed, count)
 
     def _chunk_size(self, request: Request, space: _StepSpace) -> int:
         count, most = request.remaining, space.prefill
@@ -331,6 +385,9 @@ class Batcher:
         for chunk in chunks.values():
             count = min(chunk.request.remaining, space.tokens, space.prefill)
             count = space.tokens_fitting(chunk.request, count, False)
+            if chunk.request.shares and count > 0:
+                count = self._whole_pages(chunk.request, count, chunk)
+                self._note_computing(chunk.request, count, space)
             if count > 0:
                 space.add_tokens(chunk.request, count, False)
                 self._queue.extend(chunk.request, count)

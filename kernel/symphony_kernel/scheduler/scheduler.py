@@ -26,6 +26,7 @@ from symphony_kernel.scheduler.batcher import Batcher, Chunk, Step, StepLimits, 
 from symphony_kernel.scheduler.lookahead import LookAhead
 from symphony_kernel.scheduler.metrics import SchedulerMetrics
 from symphony_kernel.scheduler.prediction import LookAheadStep, Prediction, Predictor
+from symphony_kernel.scheduler.prefix_sharing import PrefixSharing
 from symphony_kernel.scheduler.trace import Emit, Traces
 
 _STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it
@@ -58,6 +59,7 @@ class Scheduler:
         anticipation: Anticipation | None = None,
         predictor: Predictor | None = None,
         hidden_size: int = 0,
+        sharing: PrefixSharing | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
@@ -65,11 +67,12 @@ class Scheduler:
         self._queue = FairQueue(self._costs)
         self.tenant_weight = self._queue.tenant_weight
         self.set_tenant_weight = self._queue.set_tenant_weight
-        self._traces = Traces(traced or (lambda _root, _events: None))
-        self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
+        self._traces = Traces(traced or (lambda _root, _events: None), clock.now)
+        self._admission = Admission(self._queue, eviction, self._fail, self._traces)
         self._memory_queue = self._admission.memory_queue
         self.pages_arrived = self._admission.unblock
-        self._batcher = Batcher(self._queue, self._admission, limits, self._costs)
+        self._batcher = Batcher(self._queue, self._admission, limits, self._costs, sharing)
+        self._sharing = sharing
         self._anticipation = anticipation or Anticipation()
         limits = self._batcher.limits
         self._shares = DeviceShares(
@@ -98,6 +101,8 @@ class Scheduler:
     # -- Requests ------------------------------------------------------------------------------
     def submit(self, request: Request) -> None:
         """Queue a request; `request.done` is called when it ends."""
+        if self._traces.runs:
+            self._traces.submitted(request, self._clock.now())
         prediction = self._claim(request) if self._predictor is not None else None
         if self._replies is None:
             if prediction is None and self.lookahead.steps and not self._is_ahead(request):
@@ -109,12 +114,10 @@ class Scheduler:
             self._replies[request.root] = self._replies.get(request.root, 0) - 1
         if request.root not in self._metrics.runs:
             self._metrics.submitted(request.root, self._arrived or self._clock.now())
-        if self._traces.runs:
-            self._traces.submitted(request, self._clock.now())
         if prediction is not None:
             self._accept_predicted(request, prediction)
             return
-        if self._steps:
+        if self._steps and not request.shares:  # which may need fewer pages when it runs
             self._admission.reserve_ahead(request)
         self._queue.push(request)
 
@@ -158,6 +161,14 @@ class Scheduler:
     def trace_run(self, root: int) -> None:
         """Emit trace events for a run until it ends."""
         self._traces.open(root, self._clock.now())
+
+    def trace_fork(self, root: int, file: int, source: int, length: int) -> None:
+        """Record that a traced run has forked a file, by the numbers of both."""
+        self._traces.forked(root, file, source, length)
+
+    def trace_held(self, request: Request, since: float) -> None:
+        """Record that a rate limit has held a pred back until it was submitted."""
+        self._traces.held(request, since)
 
     def charge_run(self, root: int, tenant: str, weight: float, tokens: float) -> None:
         """Charge a run for device time outside its requests, as for so many tokens."""
@@ -205,6 +216,8 @@ class Scheduler:
         self.lookahead.forget()
         phantoms, self._steps = self._steps, []
         for step in phantoms:
+            if self._sharing is not None:
+                self._sharing.ended(step.shared)
             for chunk in step.chunks:
                 if not chunk.request.finished:
                     self._fail_running(chunk.request, Errno.EIO)
@@ -286,7 +299,7 @@ class Scheduler:
         now = self._clock.now() if ended is None else ended
         self._metrics.completing(now)
         if self._traces.runs:
-            self._traces.stepped(step, now)
+            results = self._traces.stepped(step, results, now)
         replies = self._replies = {}
         for chunk, result in zip(step.chunks, results, strict=True):
             request = chunk.request
@@ -304,6 +317,8 @@ class Scheduler:
                 replies[request.root] = replies.get(request.root, 0) + 1
                 continue
             assert isinstance(result, bytes)
+            if chunk.count > 1 and request.shares and self._sharing is not None:
+                self._sharing.offer(request)
             whole = result
             if chunk.count != request.count:
                 whole = add_result(chunk, result, self._vocab_size, self._hidden_size)
@@ -405,8 +420,8 @@ class Scheduler:
         assert prediction.lookahead is not None
         assert prediction.lookahead.step is not None
         result = prediction.result
-        if self._traces.runs:
-            self._traces.predicted(request, prediction.lookahead.step, now)
+        if self._traces.runs and isinstance(result, bytes):
+            result = self._traces.predicted(request, prediction.lookahead.step, result, now)
         request.computed = 1
         self._metrics.predicted(request)
         self._anticipation.replied(request.root, now)
@@ -592,6 +607,8 @@ class Scheduler:
     def _ended(self, step: Step) -> None:
         assert self._steps[0] is step, "steps end in the order in which they were launched"
         self._steps.pop(0)
+        if step.shared and self._sharing is not None:
+            self._sharing.ended(step.shared)
 
     def _answered(self, step: Step, replies: dict[int, int], ended: float | None = None) -> None:
         self._changed = self._clock.now()

@@ -8,6 +8,7 @@
     kv_put       {tenant, transfer, path, replace, public, expires_ms, rebuild} -> as kv_stat, or
                  {refused, detail} of an upload that is not accepted
     kv_close     {tenant, transfer} -> 0
+    kv_tokens    {tenant, path, start, count} -> {len, tokens, positions}, also of a file on disk
     kv_changes   {tenant} -> changes of its names that wait for the disk
 
 Files travel in small pieces, one request each, so that a large file delays no other request.
@@ -25,6 +26,7 @@ from symphony_kernel.kvfs.durable.transfers import Transfers
 from symphony_kernel.kvfs.name_tree import parse_path
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import KV_VIEW_TOKENS_MAX
 from symphony_kernel.syscalls.names import NameCalls
 
 
@@ -73,6 +75,7 @@ class FileRequests:
             "kv_read": (transfers.read, {"transfer": int, "offset": int, "bytes": int}),
             "kv_upload": (transfers.open_upload, {"bytes": int}),
             "kv_write": (transfers.write, {"transfer": int, "data": bytes}),
+            "kv_tokens": (self._read_tokens, {"path": str, "start": int, "count": int}),
         }
 
     def handle(self, ask: m.Ask) -> bool:
@@ -147,6 +150,18 @@ class FileRequests:
             self._end(seq, error)
         else:
             self._reply(seq, self._named.kv_stat(tenant, path))
+
+    async def _read_tokens(self, tenant: str, path: str, start: int, count: int) -> dict[str, Any]:
+        """Return entries from `start` on: tokens as u32, positions as i32, little-endian."""
+        if start < 0 or not 0 < count <= KV_VIEW_TOKENS_MAX:
+            raise SyscallError(Errno.EINVAL, f"start from 0, count from 1 to {KV_VIEW_TOKENS_MAX}")
+        parsed, names = parse_path(path), self._durable_names
+        length, tokens, positions = await names.read_entries(tenant, parsed, start, count)
+        return {
+            "len": length,
+            "tokens": tokens.astype("<u4").tobytes(),
+            "positions": positions.astype("<i4").tobytes(),
+        }
 
     async def _run(self, seq: int, work: Coroutine[Any, Any, Any]) -> None:
         try:

@@ -32,6 +32,7 @@ from symphony_kernel.protocol.limits import (
     FILE_TEXTS_MAX,
     INSTANCE_CALLS_PENDING_MAX,
     LIP_CALL_BYTES_MAX,
+    PAGE_TOKENS,
     SINCE_TOKENS_MAX,
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
@@ -310,7 +311,7 @@ class Pred(_QueuedCall):
             positions = context.positions[length : length + n]
             if options.parents is not None:
                 positions = tree_depths(options.parents) + np.int32(length)
-        return Request(  # keyword arguments would double the cost
+        request = Request(  # keyword arguments would double the cost
             caller.id,
             run.root,
             caller.tenant.name,
@@ -328,6 +329,26 @@ class Pred(_QueuedCall):
             self.token,
             length,
         )
+        if n > 1 and self._wants_sharing():
+            # What `kv_offer` takes: entries at positions 0, 1, .. that saw all before them. A page
+            # with entries is not shared while it gets more: it would be copied on write.
+            plain = self.positions is None and file.plain == length
+            request.shares = plain and not (length % PAGE_TOKENS or file.unrecomputable)
+        return request
+
+    def _wants_sharing(self) -> bool:
+        return self.options.share
+
+    def _count_prompt(self, request: Request) -> None:
+        """Count a prompt's tokens as computed, or as taken from the prefix cache."""
+        usage, shared = self.caller.usage, request.shared
+        usage.prompt_tokens += request.count - shared
+        if shared:
+            usage.cached_tokens += shared
+            self.files[0].cached += shared
+            self.caller.run.tokens -= shared
+            request.shared = 0
+        request.prompt, request.shares = None, False  # what follows are single tokens
 
     def _matcher(self, file: KVFile, constraint: Constraint) -> GrammarMatcher:
         """Return the request's matcher. Its text begins behind the request, or earlier."""
@@ -379,7 +400,8 @@ class Pred(_QueuedCall):
                 self._note_text()
             options, usage, n = self.options, self.caller.usage, self.count
             if n > 1:
-                usage.prompt_tokens += n
+                assert self.request is not None
+                self._count_prompt(self.request)
             if options is DEFAULT:
                 usage.completion_tokens += 1
             elif options.get in _SAMPLED:
@@ -490,6 +512,9 @@ class Generation(Pred):
         request.continuation = self
         return request
 
+    def _wants_sharing(self) -> bool:
+        return self.asked.share
+
     @property
     def stop(self) -> Container[int]:
         return self.run_ahead.stop
@@ -511,7 +536,7 @@ class Generation(Pred):
         usage, request = self.caller.usage, self.request
         assert request is not None
         if request.count > 1:
-            usage.prompt_tokens += request.count
+            self._count_prompt(request)
         usage.completion_tokens += 1
         if not self.unsent:
             self.context.unsent.append(self)

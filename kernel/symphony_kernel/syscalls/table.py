@@ -240,6 +240,9 @@ class Syscalls:
     def _share(self, caller: Instance, file: KVFile, source: KVFile) -> Result:
         file.share(_content(source))
         caller.usage.cached_tokens += file.length
+        run = caller.run
+        if run.traced:
+            self.context.scheduler.trace_fork(run.root, file.number, source.number, file.length)
         return 0
 
     def _kv_extract(self, call: Call, number: Any, source: Any, given: Any) -> Result | None:
@@ -400,6 +403,7 @@ class Syscalls:
                 "rights": handle.rights,
                 "path": file.path,
                 "expires_ms": self._durable_names.expires_ms(file),
+                "cached": file.cached,
             }
         )
 

@@ -1,4 +1,4 @@
-"""`symphony kv`: list, show, download, upload and remove named KV files."""
+"""`symphony kv`: list, show, download, upload and remove KV files; cached prefixes."""
 
 import argparse
 import os
@@ -17,12 +17,15 @@ from symphony_runtime.cli.output import (
     local_time,
     print_json,
     print_listing,
+    printable,
     show,
     time_of,
 )
 from symphony_runtime.client import Client
 
 _PIECE_BYTES = 256 << 10
+_TOKENS_AT_ONCE = 4_096
+_PREFIX_CHARACTERS = 60  # shown of a part of a prefix
 
 
 async def list_files(client: Client, options: argparse.Namespace) -> None:
@@ -52,6 +55,66 @@ async def stat(client: Client, options: argparse.Namespace) -> None:
         elif name == "expires_ms":
             value = local_time(value) if value else "never"
         print(f"{name:12}{value}")
+
+
+async def pages(client: Client, options: argparse.Namespace) -> None:
+    """Show ranges of equal pages."""
+    shown = await client.kv_pages(options.path)
+    print_listing(options, shown["data"], {
+        "PAGES": _page_numbers,
+        "TIER": "tier",
+        "SHARED": _shared,
+    })  # fmt: skip
+
+
+def _page_numbers(found: dict[str, Any]) -> str:
+    first, last = found["first"], found["first"] + found["pages"] - 1
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _shared(found: dict[str, Any]) -> str:
+    others = found["holders"] - len(found["files"])
+    words = [*found["files"], *([f"{others} other"] if others > 0 else [])]
+    return ", ".join([*words, *(["the prefix cache"] if found["cached"] else [])]) or "no"
+
+
+async def tokens(client: Client, options: argparse.Namespace) -> None:
+    """Write the text of a file's tokens; with --json all that is known of each."""
+    first, left = options.first, options.limit
+    while left:
+        most = min(left, _TOKENS_AT_ONCE)
+        shown = await client.kv_tokens(options.path, first, most, text=True)
+        if options.json:
+            print_json(shown)
+        elif shown["texts"] is None:
+            print(*shown["tokens"])
+        else:
+            text = printable("".join(shown["texts"]), "\n\t")
+            print(text, end="" if shown["next"] else "\n")
+        first, left = first + len(shown["tokens"]), left - most
+        if shown["next"] is None:
+            break
+
+
+async def prefixes(client: Client, options: argparse.Namespace) -> None:
+    """Show the tree of cached prefixes, each part indented below the one before it."""
+    shown = await client.prefixes(options.limit, text=True)
+    if options.json:
+        print_json(shown)
+        return
+    below: dict[int | None, list[dict[str, Any]]] = {}
+    for part in shown["data"]:
+        below.setdefault(part["parent"], []).append(part)
+    waiting = [(part, 0) for part in reversed(below.get(None, []))]
+    if not waiting:
+        print("no prefix is cached")
+    while waiting:
+        part, level = waiting.pop()
+        text = (part["text"] or " ".join(map(str, part["tokens"])))[:_PREFIX_CHARACTERS]
+        more = f", {part['more']} more below" if part["more"] else ""
+        size = f"{part['pages'] * shown['page_tokens']} tokens"
+        print(f"{'  ' * level}{part['hits']} hits  {size}{more}  {text!r}")
+        waiting += [(each, level + 1) for each in reversed(below.get(part["id"], []))]
 
 
 async def get(client: Client, options: argparse.Namespace) -> None:
@@ -118,6 +181,15 @@ def add_kv(commands: Any) -> None:
         "prefix", nargs="?", default="", help="public/TENANT/: the files that a tenant publishes"
     )
     add("stat", "show a file", stat, SERVER, LISTING).add_argument("path")
+    add(
+        "pages", "show a file's pages: where they are, and who shares them", pages, SERVER, LISTING
+    ).add_argument("path")
+    shown = add("tokens", "write the text of a file's tokens", tokens, SERVER, LISTING)
+    shown.add_argument("path")
+    shown.add_argument("--first", type=int, default=0, metavar="N", help="begin with this token")
+    shown.add_argument("--limit", type=int, default=1 << 20, metavar="N", help="how many tokens")
+    tree = add("prefixes", "show the cached prefixes with their hits", prefixes, SERVER, LISTING)
+    tree.add_argument("--limit", type=int, default=50, metavar="N", help="parts that are shown")
     got = add("get", "download a file (safetensors)", get, SERVER, LISTING)
     got.add_argument("path")
     got.add_argument("-o", "--output", type=Path, metavar="FILE", help="- is stdout")

@@ -138,7 +138,9 @@ async def _programs(client: Client, options: argparse.Namespace) -> None:
         if options.program is None:
             raise CommandError(f"which program? symphony programs {options.action} NAME")
         if options.action == "rm":
-            await client.delete_program(options.program)
+            await _remove_program(client, options)
+        elif options.action == "versions":
+            await _list_versions(client, options)
         else:
             print_json(await client.program(options.program))
         return
@@ -150,6 +152,46 @@ async def _programs(client: Client, options: argparse.Namespace) -> None:
         "UPLOADED": time_of("created_ms"),
         "DESCRIPTION": lambda program: (program["description"] or "").strip()[:_DESCRIPTION_SHOWN],
     })  # fmt: skip
+
+
+async def _remove_program(client: Client, options: argparse.Namespace) -> None:
+    name, _, version = options.program.partition("@")
+    if version:
+        await client.delete_version(name, version)
+    elif options.all:
+        await client.delete_name(name)
+    else:
+        await client.delete_program(name)
+
+
+async def _list_versions(client: Client, options: argparse.Namespace) -> None:
+    versions = await client.versions(options.program)
+    print_listing(options, versions[: options.limit], {
+        "VERSION": lambda version: _digits(version["id"]),
+        "NOW": lambda version: "*" if version["current"] else "",
+        "BYTES": "size",
+        "UPLOADED": time_of("added_ms"),
+        "USED": time_of("used_ms"),
+        "RUNS": "runs",
+        "ERRORS": "errors",
+    })  # fmt: skip
+
+
+async def _rollback(client: Client, options: argparse.Namespace) -> None:
+    try:
+        program = await client.rollback(options.name, options.version)
+    except LookupError as error:
+        raise CommandError(f"{error} (`symphony programs versions` lists them)") from error
+    show(options, program, f"{options.name}@{_digits(program['id'])}")
+
+
+async def _alias(client: Client, options: argparse.Namespace) -> None:
+    program = await client.point(options.name, options.program)
+    show(options, program, f"{options.name}@{_digits(program['id'])}")
+
+
+def _digits(program_id: str) -> str:
+    return program_id.removeprefix("sha256:")[:12]
 
 
 # --- Runs ----------------------------------------------------------------------------------------
@@ -409,9 +451,16 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     upload.add_argument(
         "--manifest", type=Path, metavar="FILE.json", help="its description and schemas"
     )
-    programs = add("programs", "list programs, show or remove one", _programs, *usual, LIMITED)
-    programs.add_argument("action", nargs="?", choices=("list", "show", "rm"), default="list")
-    programs.add_argument("program", nargs="?", help="name or id, for show and rm")
+    words = "list programs and versions, show or remove one"
+    _add_programs(add("programs", words, _programs, *usual, LIMITED))
+    rollback = add("rollback", "point a name at an older version of its program", _rollback, *usual)
+    rollback.add_argument("name")
+    rollback.add_argument(
+        "version", nargs="?", help="the digest's first digits (else the one before)"
+    )
+    alias = add("alias", "point a name, maybe a new one, at a program", _alias, *usual)
+    alias.add_argument("name")
+    alias.add_argument("program", metavar="PROGRAM", help="a name, NAME@VERSION or an id")
     runs = add("runs", "list runs, newest first", _runs, *usual, LIMITED)
     runs.add_argument("--live", action="store_true", help="only those that have not ended")
     add("servers", "list the servers that run here", list_servers, LISTING)
@@ -439,8 +488,18 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_programs(programs: argparse.ArgumentParser) -> None:
+    programs.add_argument(
+        "action", nargs="?", choices=("list", "versions", "show", "rm"), default="list"
+    )
+    programs.add_argument(
+        "program", nargs="?", help="a name, NAME@VERSION or an id, for all but list"
+    )
+    programs.add_argument("--all", action="store_true", help="rm: with all versions of the name")
+
+
 def _add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument("program", metavar="FILE.wasm|NAME")
+    run.add_argument("program", metavar="FILE.wasm|NAME[@VERSION]")
     run.add_argument("--input", default="", help="JSON, or any text, or @FILE")
     run.add_argument("--entry", help="the export to run")
     run.add_argument(

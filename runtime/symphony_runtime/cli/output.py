@@ -114,15 +114,15 @@ def print_listing(
     table = [[*columns]]
     for item in items:
         cells = (item[of] if isinstance(of, str) else of(item) for of in columns.values())
-        table.append([*map(_shown, cells)])
+        table.append([*map(printable, cells)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
 
 
-def _shown(cell: object) -> str:
-    """Return a cell with printable characters only: other tenants may have written it."""
-    return "".join(c if c.isprintable() else "?" for c in str(cell))
+def printable(text: object, kept: str = "") -> str:
+    """Return a text, which others may have written, with printable and `kept` characters only."""
+    return "".join(c if c.isprintable() or c in kept else "?" for c in str(text))
 
 
 def print_json(value: object) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from symphony_kernel.protocol.limits import PROGRAM_MANIFEST_BYTES_MAX
 
+from symphony_runtime.bounded_json import DeepJsonError, load_json
 from symphony_runtime.compiler.json_schema import schema_problems
 from symphony_runtime.compiler.module_outline import (
     CUSTOM,
@@ -40,11 +41,13 @@ def check_manifest(content: bytes) -> tuple[str, list[str]]:
         size = f"{len(content)} bytes; the limit is {PROGRAM_MANIFEST_BYTES_MAX}"
         return "", [f"the manifest has {size}"]
     try:
-        manifest = json.loads(content.decode())
+        manifest = load_json(content)
         # No infinity and no lone surrogate, which JSON in UTF-8 cannot say.
         text = json.dumps(manifest, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
-    except (ValueError, RecursionError) as error:
+    except DeepJsonError as error:
+        return "", [f"the manifest {error}"]
+    except ValueError as error:
         return "", [f"the manifest is not JSON: {error}"]
     if not isinstance(manifest, dict):
         return "", ["the manifest must be an object"]

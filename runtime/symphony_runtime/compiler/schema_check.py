@@ -4,9 +4,10 @@ The schema is a stranger's, and so is the value. A check has a bounded number of
 them ends with `CheckLimitError`. A step takes about two microseconds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -15,6 +16,8 @@ from symphony_kernel.protocol.limits import SCHEMA_STEPS_MAX
 from symphony_runtime.compiler.json_schema import TYPES, Schema, definition, is_number
 
 _STEP_CHARACTERS = 64  # of a text that costs a step
+_SHOWN = 10  # names or values in words about a mismatch
+_SHOWN_CHARACTERS = 200
 
 
 class CheckLimitError(Exception):
@@ -62,6 +65,12 @@ def _depth(found: _Found) -> int:
     return depth
 
 
+def _shown(names: Iterable[Any]) -> str:
+    """Return the first of some names or values in words."""
+    texts = (str(name)[:_SHOWN_CHARACTERS] for name in islice(names, _SHOWN))
+    return ", ".join(texts)[:_SHOWN_CHARACTERS]
+
+
 def _type_of(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
@@ -98,17 +107,20 @@ class _Check:
 
     def type_(self, wanted: Any, value: Any, path: Path) -> _Found:
         names = wanted if isinstance(wanted, list) else [wanted]
+        self._spend(len(names))
         is_ = _type_of(value)
         if is_ in names or (is_ == "integer" and "number" in names):
             return None
-        return path, f"must be {' or '.join(TYPES[name] for name in names)}; it is {TYPES[is_]}"
+        words = " or ".join(TYPES[name] for name in names[:_SHOWN])
+        return path, f"must be {words}; it is {TYPES[is_]}"
 
     # -- Values --------------------------------------------------------------------------------
     def enum(self, allowed: list[Any], value: Any, path: Path, _schema: Schema) -> _Found:
         if any(self._equal(each, value) for each in allowed):
             return None
-        shown = [str(each) for each in allowed if isinstance(each, str | int)][:10]
-        return path, f"must be one of {len(allowed)} values: {', '.join(shown)[:200]}"
+        self._spend(_SHOWN)
+        shown = _shown(each for each in allowed[:_SHOWN] if isinstance(each, str | int))
+        return path, f"must be one of {len(allowed)} values: {shown}"
 
     def const(self, wanted: Any, value: Any, path: Path, _schema: Schema) -> _Found:
         return None if self._equal(wanted, value) else (path, "must be the schema's `const`")
@@ -200,7 +212,8 @@ class _Check:
             if name in known:
                 continue
             if schema is False:
-                return (path, name), f"is unknown; there are {', '.join(known)[:200] or 'none'}"
+                self._spend(_SHOWN)
+                return (path, name), f"is unknown; there are {_shown(known) or 'none'}"
             if found := self.mismatch(schema, each, (path, name)):
                 return found
         return None

@@ -8,12 +8,14 @@ directory = "tools"                    # its working directory; relative to the 
 headers = {Authorization = "..."}      # sent to `url`
 timeout_seconds = 60                   # of one call
 calls_at_once = 16                     # of one tenant; more calls wait
+trace_context = true                   # calls name their span (--otlp); false by default
 
 [[http]]                               # URLs that programs may request
 tenants = ["default"]
 urls = ["https://api.example.com/v1/", "https://*.example.org"]
 methods = ["GET", "HEAD"]              # these by default
 networks = ["10.1.2.0/24"]             # private addresses that these names may have
+trace_context = true                   # as of a tool server
 """
 
 import ipaddress
@@ -53,6 +55,7 @@ class _ToolsTable(StrictModel):
         n.TOOL_CALL_MS_DEFAULT / 1000, ge=0.001, le=n.TOOL_CALL_MS_MAX / 1000
     )
     calls_at_once: int = Field(n.TOOL_CALLS_AT_ONCE_DEFAULT, ge=1, le=n.TOOL_CALLS_AT_ONCE_MAX)
+    trace_context: bool = False
 
 
 class _HttpTable(StrictModel):
@@ -62,6 +65,7 @@ class _HttpTable(StrictModel):
     urls: _Texts = ()
     methods: _Texts = ()
     networks: _Texts = ()
+    trace_context: bool = False
 
 
 class ToolServerOptions(_ToolsTable):
@@ -107,6 +111,7 @@ class HttpRule:
     urls: tuple[UrlPattern, ...]
     methods: frozenset[str]
     networks: tuple[Network, ...] = ()
+    trace_context: bool = False  # requests carry `traceparent`
 
     def serves(self, tenant: str) -> bool:
         return tenant in self.tenants or ANY_TENANT in self.tenants
@@ -140,6 +145,7 @@ def _rule(where: str, table: Any) -> HttpRule:
         urls=patterns,
         methods=frozenset(wanted.methods or ("GET", "HEAD")),
         networks=tuple(networks),
+        trace_context=wanted.trace_context,
     )
 
 

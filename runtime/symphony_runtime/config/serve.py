@@ -26,6 +26,7 @@ from symphony_kernel.protocol import limits as n
 
 from symphony_runtime.config.egress import parse_http, parse_tools
 from symphony_runtime.config.limits import parse_limits, parse_tenants
+from symphony_runtime.config.otlp import check_otlp
 from symphony_runtime.config.transport import TransportError, check_origins, check_transport
 from symphony_runtime.validation import StrictModel, check_table
 
@@ -95,7 +96,7 @@ class ServeOptions(StrictModel):
     quantize: Literal["none", "int8"] = _flag(
         "none", "of the weights on the CPU; it loses a little accuracy"
     )
-    tool_format: Literal["auto", "hermes", "mistral", "llama3", "json"] = _flag(
+    tool_format: Literal["auto", "hermes", "mistral", "mistral11", "llama3", "json"] = _flag(
         "auto", "how the model writes tool calls; auto: as its chat template shows"
     )
     executor: Literal["torch", "simulated"] = "torch"
@@ -170,6 +171,9 @@ class ServeOptions(StrictModel):
     store: str = _flag(
         "", "URL of a PostgreSQL database for several gateways (or SYMPHONY_STORE)", repr=False
     )
+    otlp: str = _flag(
+        "", "URL of an OTLP/HTTP collector that gets traces (or OTEL_EXPORTER_OTLP_ENDPOINT)"
+    )
     journal: bool = _flag(True, "keep no journal: runs end when the kernel crashes")
     hang_seconds: _Seconds = _file_option(
         n.HANG_SECONDS, "of silence, before a role is restarted; 0: never"
@@ -225,6 +229,7 @@ def read_options(path: Path | None, given: dict[str, Any]) -> ServeOptions:
         parse_limits(options.limits)
         parse_tenants(options.tenants)
         check_store(options.store)
+        check_otlp(options.otlp)
         check_origins(options.cors_origins)
         check_transport(
             options.host, options.tls_cert, options.tls_key, behind_proxy=options.behind_proxy

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from symphony_kernel.protocol.role_processes import Processes
 
 from symphony_runtime.compiler.compiler import Compiler
@@ -57,6 +58,7 @@ from symphony_runtime.gateway.metrics.disk import measure
 from symphony_runtime.gateway.metrics.kernel import KernelMetrics
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
+from symphony_runtime.gateway.otlp.start import open_tracing
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
@@ -76,7 +78,7 @@ from symphony_runtime.gateway.tenancy.authentication import (
     authorization_of,
     open_keys,
 )
-from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
+from symphony_runtime.gateway.tenancy.deletion import TenantDeletion, unload
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 _log = logging.getLogger(__name__)
@@ -139,7 +141,7 @@ async def serve(
         cpu = compiler.account = CpuReporter(runs, requests, kernel, store)
         progress = progress or StartupProgress()
         workers = WorkerLinks(config.socket, config.secrets, cpu, processes, progress.silent)
-        runs.attach(kernel, workers)
+        runs.attach(kernel, workers, await open_tracing(config, server_version(), stack))
         idempotency = Idempotency(store, now_ms, members.boot)
         files, batches = _open_batches(store, config, limits, metrics, members.boot)
         deletion = TenantDeletion(
@@ -236,6 +238,9 @@ def _start_deletions(
 ) -> None:
     """Start the deletion of tenants and of unused programs, and the notes of their use."""
     _start_tasks(stack, server.deletion.run())
+    server.programs.on_deleted = lambda tenant, program: unload(
+        server.runs, tenant, f"{tenant}/{program}"
+    )
     program_usage, days = server.programs.program_usage, config.program_unused_days_max
     stack.push_async_callback(program_usage.close)
     _start_tasks(stack, program_usage.run())
@@ -273,10 +278,12 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 def build_app(
     services: Services, tool_format: str = "auto", origins: Sequence[str] = ()
 ) -> web.Application:
-    middlewares = [
+    middlewares: list[Middleware] = [
         _count_request, problems_middleware, anthropic_errors_middleware,
         openai_errors_middleware, _authenticate,
     ]  # fmt: skip
+    if (tracing := services.runs.tracing) is not None:
+        middlewares.insert(0, tracing.middleware(_traced_route, lambda r: r.get(ASKING)))
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[MCP] = McpServer(server_version())
@@ -331,7 +338,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         authorization_of(request.headers),
         tenants=route.access is not Access.ADMIN,
         operators=route.access is not Access.TENANT,
-        writes=route.writes,
+        writes=route.refuses_readers,
     )
     server.connections.assign_key(request, key.id, key.tenant)
     if route.name not in _WITHOUT_STORE:
@@ -350,6 +357,12 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         await server.fair_start.turn(counted)
         await server.cpu_reporter.wait_pause(counted)
         return await server.cpu_reporter.charge_awaitable(counted, handler(request))
+
+
+def _traced_route(request: web.Request) -> str | None:
+    """Return the path of a request's route, None for a route that needs no key, or none."""
+    route = _ROUTES.get(request.match_info.route.name or "")
+    return None if route is None or route.access is Access.OPEN else route.path
 
 
 async def _add_rate_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -74,6 +74,7 @@ class GatewayConfig:
     require_containment: bool = False  # of the compiler's processes
     disk_reserve_bytes: int = 0  # of the data directory, for deletions and ends of runs
     disk_bytes_max: int | None = None  # of everything below it; None: the whole disk
+    otlp: str = ""  # URL of a collector of traces; "": as the environment says
     store: str = field(default="", repr=False)  # URL of a PostgreSQL database; else a file
     tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
     http: tuple[HttpRule, ...] = ()  # URLs for programs

@@ -2,12 +2,14 @@
 
 The supervisor gives it to the processes that it starts. A name is passed on only if it is listed,
 alone or by its prefix. A name that contains a word for a secret (`NVIDIA_API_KEY`) is not passed
-on, except PostgreSQL's to the gateway if its database is one.
+on, except to the gateway: PostgreSQL's if its database is one, OpenTelemetry's if it sends traces.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Final
+
+from symphony_runtime.config.otlp import PREFIX
 
 # For Python, its packages, and compiled files.
 _PYTHON: Final = (
@@ -48,11 +50,18 @@ def of_kernel(environment: Mapping[str, str]) -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE", **seen}
 
 
-def of_gateway(environment: Mapping[str, str], *, postgresql: bool) -> dict[str, str]:
-    """Return the gateway's environment, with libpq's names if it uses PostgreSQL."""
+def of_gateway(
+    environment: Mapping[str, str], *, postgresql: bool, traces: bool = False
+) -> dict[str, str]:
+    """Return the gateway's environment, with libpq's names if it uses PostgreSQL.
+
+    With `traces` also OpenTelemetry's.
+    """
     seen = _chosen(environment, _GATEWAY, ())
     if postgresql:
         seen |= {name: environment[name] for name in environment if _POSTGRESQL.fullmatch(name)}
+    if traces:
+        seen |= {name: environment[name] for name in environment if name.startswith(PREFIX)}
     return seen
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from symphony_kernel.platform.disk_space import usual_reserve
 from symphony_kernel.protocol.role_processes import Started, notice
 
+from symphony_runtime.config.otlp import traces_endpoint
 from symphony_runtime.config.serve import ServeOptions
 from symphony_runtime.config.server_place import ServerPlace, announce, withdraw
 from symphony_runtime.sandboxing.contain import open_to_workers
@@ -49,7 +50,7 @@ _KERNEL_OPTIONS = (
 )  # fmt: skip
 _GATEWAY_OPTIONS = (
     "behind_proxy", "cors_origins", "disk_bytes_max", "drain_seconds", "host", "http",
-    "memory_free_bytes_min", "port", "program_unused_days_max", "queue_seconds_max",
+    "memory_free_bytes_min", "otlp", "port", "program_unused_days_max", "queue_seconds_max",
     "require_containment", "run_kept_seconds_max", "runs_live_max", "secrets_plain_loopback",
     "slow_bytes_a_second", "slow_grace_seconds", "slow_reader_seconds", "store",
     "tenant_kept_bytes_max", "tenant_runs_kept_max", "tenant_runs_live_max", "tenants",
@@ -220,7 +221,11 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
             "gateway",
             "symphony_runtime.gateway",
             gateway,
-            role_environment.of_gateway(os.environ, postgresql=bool(options.store)),
+            role_environment.of_gateway(
+                os.environ,
+                postgresql=bool(options.store),
+                traces=bool(traces_endpoint(options.otlp, os.environ)),
+            ),
             stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
         ),
     ]

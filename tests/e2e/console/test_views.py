@@ -29,7 +29,8 @@ async def test_views_of_a_tenant_show_its_runs_programs_and_files(
         assert await shown.until("document.querySelector('canvas.timeline')?.width > 0")
         await shown.show("programs", "completion", "compute with the model", "Upload")
         (file, *_) = [file async for file in client.kv()]
-        await shown.show("files", file["path"])
+        folder, _, name = file["path"].rpartition("/")
+        await shown.show("files", f"{folder}/", name)
         await shown.show(f"files/{file['path']}", "tokens in", "device", "Download")
         assert shown.hosts() == {server.url.removeprefix("http://")}
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from symphony_kernel.protocol.limits import JSON_DEPTH_MAX
 from symphony_runtime.gateway.api.openapi import build_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access, Route
 from symphony_runtime.gateway.api.schemas import SCHEMAS
@@ -63,6 +64,8 @@ OPENAI = (
     "metadata", "tools", "tool_choice", "suffix", "add_special_tokens", "return_token_ids",
     "reasoning", "truncation", "include", "repetition_penalty",
 )  # fmt: skip
+# Of objects in a field: allowed, and too deep for what would read, check, copy or encode them.
+DEPTHS = (JSON_DEPTH_MAX - 3, 255, 512, 930, 940, 950, 960, 965, 970, 972, 975, 980, 985, 995)
 ASKED = {
     "createCompletion": {"prompt": '"x"'},
     "createChatCompletion": {"messages": '[{"role": "user", "content": "x"}]'},
@@ -98,6 +101,21 @@ def in_headers(route: Route, path: str) -> Iterator[bytes]:
         for text in LINES:
             yield head(line(route, path), None, f"{name}: {text}")
             yield head(line(route, path), None, *[f"{name}: {text}"] * 2)
+
+
+def in_deep_bodies(route: Route, path: str, model: str) -> Iterator[tuple[bool, bytes]]:
+    """Requests with one field that nests deep, and whether it nests too deep to be parsed."""
+    assert route.body is not None
+    usual = {**ASKED.get(route.name, {}), "model": f'"{model}"'}
+    for name in dict.fromkeys([*SCHEMAS[route.body[1]].get("properties", {}), *OPENAI]):
+        for depth in DEPTHS:
+            value = '{"a": ' * depth + "1" + "}" * depth
+            if name in ("tools", "messages", "input"):
+                value = f"[{value}]"
+            given = {**usual, "stream": "true" if depth % 2 else "false", name: value}
+            sent = ("{" + ", ".join(f'"{k}": {v}' for k, v in given.items()) + "}").encode()
+            whole = head(line(route, path), None, f"Content-Length: {len(sent)}") + sent
+            yield depth > JSON_DEPTH_MAX, whole
 
 
 def in_bodies(route: Route, path: str, model: str) -> Iterator[bytes]:
@@ -164,6 +182,31 @@ def test_odd_request_is_answered_as_openapi_says(
                     check(route, request, await ask(system.url, request))
                     sent += 1
             assert sent > 30_000 / EACH
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    assert not caplog.records
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_deep_body_is_the_clients_mistake(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the server hands a body to a program, and keeps it."""
+
+    async def scenario() -> None:
+        async with SystemRig(tmp_path) as system:
+            there = await fill(system) | {"name": "s", "gateway": "g"}
+            for route in ROUTES:
+                if route.body is None or route.body[0] != "application/json":
+                    continue
+                key = system.admin_key if route.access is Access.ADMIN else system.key
+                allowed = f"\r\nAuthorization: Bearer {key}\r\n".encode()
+                path = filled(route.path, **there)
+                for model in dict.fromkeys((there["model"], there["program"])):
+                    for too_deep, request in in_deep_bodies(route, path, model):
+                        reply = await ask(system.url, request.replace(b"\r\n", allowed, 1))
+                        assert not too_deep or 400 <= reply.status < 500, (route.name, reply)
+                        check(route, request, reply)
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())

@@ -32,18 +32,23 @@ MANAGE = frozenset({"operator"})
 # Each route, by who may use it.
 ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
     OPEN: ("console", "consoleFile", "healthz", "readyz", "health", "version"),
-    ANY: ("metrics", "getOwnKey", "history"),
+    ANY: ("metrics", "getOwnKey", "history", "followRuns"),
     READ: (
         "openapi", "listPrograms", "getProgram", "listSecrets", "getLimits", "listRuns", "getRun",
-        "getEvents", "getTrace", "listKv", "getKv", "listModels", "getModel", "getResponse",
+        "getRunInput", "listChildren", "getEvents", "getTrace", "listKv", "getKv", "listModels",
+        "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
+        "getKvPages", "getKvTokens", "listPrefixes",
+        "listVersions",
+        "mcp",
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
         "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
-        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch", "mcp",
+        "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
+        "putAlias", "deleteName", "deleteVersion",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",
@@ -183,6 +188,7 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
             "name": [("real", "none")],
             "run": [(live, "run_" + "0" * 24), (ended, "run_" + "1" * 24)],
             "program": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+            "version": [(program, "sha256:" + "0" * 64)],
             "model": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
             "response": [(response, "resp_" + "0" * 24)],
             "file": [(file, "file-" + "0" * 24)],
@@ -202,8 +208,8 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
                     one, other = [await them.ask(route.method, path, "stranger", b"{}")
                                   for path in paths]  # fmt: skip
                     assert about(one, real) == about(other, made_up), route.name
-                    # One's own secret may be called so: what is wrong is the body.
-                    wanted = (400,) if route.name == "putSecret" else (403, 404)
+                    # One's own secret or name may be called so: what is wrong is the body.
+                    wanted = (400,) if route.name in ("putSecret", "putAlias") else (403, 404)
                     assert one.status in wanted, (route.name, one)
                     asked += 1
         assert parts == set(pairs), "a new kind of name is tried, too"

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from symphony_kernel.executor.sampling import (
     sample,
 )
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import FORBIDDEN_BYTES, Get, PredOptions, Sampling
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -365,3 +366,21 @@ def test_masked_tokens_are_never_sampled() -> None:
         [result] = answer(_logits(200), [_ask(options, places=200, seed=8)])
         drawn = {token for token, _ in struct.iter_unpack("<If", _bytes(result))}
         assert drawn == {8, 20}
+
+
+# --- What a mask forbids -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("allowed", [{4}, {3, 9, 20}, set(range(VOCAB))])
+def test_record_ends_with_what_the_mask_forbade_if_that_is_wanted(allowed: set[int]) -> None:
+    logits = _logits(1)
+    masked = PredOptions(allow=mask_of(sorted(allowed), VOCAB), logprobs=1, bias=((7, 3.0),))
+    [plain] = answer(logits.clone(), [_ask(masked)])
+    [told] = answer(logits.clone(), [_ask(replace(masked, forbidden=True))])
+    assert _bytes(told)[:-FORBIDDEN_BYTES] == plain
+    logits[0, 7] += 3.0
+    logs = _log_softmax(logits)[0]
+    count, mass, best, log = struct.unpack("<IfIf", _bytes(told)[-FORBIDDEN_BYTES:])
+    assert (count, best) == (len(allowed), logs.argmax())
+    assert mass == pytest.approx(1 - np.exp(logs[sorted(allowed)]).sum(), abs=1e-5)
+    assert log == pytest.approx(logs.max(), abs=1e-5)

@@ -208,6 +208,13 @@ def test_requests_set_aside_return_in_order(queue: FairQueue) -> None:
     assert [serve_first(queue)[0] for _ in range(3)] == [requests[0], requests[2], requests[1]]
 
 
+def test_requests_of_a_run_that_came_back_are_yielded_once(queue: FairQueue) -> None:
+    (first,), (second,) = push(queue, 1, 1), push(queue, 1, 2)
+    queue.send_away(second)  # its run's entry stays in the heap, behind the first one's
+    queue.put_back(second)
+    assert list(queue.requests_of("t")) == [first, second]
+
+
 def test_removed_requests_leave_nothing_behind(queue: FairQueue) -> None:
     requests = [make_work(1, 5, instance=i) for i in (1, 1, 2, 3)]
     for request in requests:

@@ -47,6 +47,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.came: list[str] = []
+        self.waited: list[tuple[str, float]] = []  # held requests, with the times of their calls
         self.cancelled: list[str] = []
         self.forgotten: list[tuple[int, int | None]] = []
 
@@ -62,6 +63,11 @@ class Queue:
     def charge_run(self, root: int, tenant: str, weight: float, cost: float) -> None: ...
 
     def trace_run(self, root: int) -> None: ...
+
+    def trace_fork(self, root: int, file: int, source: int, length: int) -> None: ...
+
+    def trace_held(self, request: Any, since: float) -> None:
+        self.waited.append((request.name, since))
 
 
 class Stage:
@@ -117,10 +123,27 @@ async def test_preds_over_the_rate_wait_and_lips_alternate(stage: Stage) -> None
     assert stage.queue.came[2:] == ["a0"]
     await asyncio.sleep(3)
     assert stage.queue.came[2:] == ["a0", "b0", "a1", "a2"]
+    assert [name for name, _ in stage.queue.waited] == ["a0", "b0", "a1", "a2"]
+    assert len({since for _, since in stage.queue.waited}) == 1, "all were held at once"
     assert stage.woken > 0
     # Unused tokens may be taken at once, a minute's worth at most.
     await asyncio.sleep(600)
     assert stage.rate_limiter.tokens_left("acme") == [RATE, 0]
+
+
+@run_by(with_stage)
+async def test_refunded_tokens_release_held_preds_before_their_time(stage: Stage) -> None:
+    stage.submit(Pred("large", 1, count=2 * RATE), Pred("held", 2, count=5), Pred("last", 2))
+    stage.rate_limiter.refund("acme", RATE + 3)
+    stage.rate_limiter.refund("others", RATE)  # it has no rate
+    assert stage.queue.came == ["large"]  # a step may be forming
+    await asyncio.sleep(0.01)
+    assert stage.queue.came == ["large", "held"]
+    assert stage.rate_limiter.tokens_left("acme") == [0, 3_990]
+    stage.rate_limiter.refund("acme", 10 * RATE)
+    await asyncio.sleep(0.01)
+    assert stage.queue.came == ["large", "held", "last"]
+    assert stage.rate_limiter.tokens_left("acme") == [RATE - 1, 0]
 
 
 @run_by(with_stage)

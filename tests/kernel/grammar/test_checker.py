@@ -24,6 +24,35 @@ def test_grammar_that_compiles_too_long_is_refused(
     assert raised.value.errno is Errno.EFBIG
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.REGEX, "a{5000000000}"),
+        (GrammarKind.REGEX, "a{1,99999999999999999999}"),
+        (GrammarKind.LARK, 'start: "a"{5000000000}'),
+        (GrammarKind.LARK, "start: /a{5000000000}/"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "maxLength": 10000000000}'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "array", "minItems": 18446744073709551616}'),
+    ],
+)
+def test_grammar_with_a_count_that_is_too_high_is_too_big(kind: GrammarKind, text: str) -> None:
+    with pytest.raises(GrammarError) as raised:
+        checker._compiled(make_tokenizer(assets().tokenizer_json, 4_096, (EOS,)), kind, text)
+    assert raised.value.errno is Errno.EFBIG
+
+
+def test_grammar_with_a_count_that_is_none_is_invalid() -> None:
+    tokenizer = make_tokenizer(assets().tokenizer_json, 4_096, (EOS,))
+    for kind, text in (
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "minLength": -1}'),
+        (GrammarKind.REGEX, "a{x"),
+        (GrammarKind.REGEX, "a{2,1}"),
+    ):
+        with pytest.raises(GrammarError) as raised:
+            checker._compiled(tokenizer, kind, text)
+        assert raised.value.errno is Errno.EINVAL
+
+
 def test_checker_process_has_tight_limits() -> None:
     mine = Checker(assets().tokenizer_json, 4_096, (EOS,))
     try:

@@ -32,7 +32,7 @@ from tests.support.run_by import run_by
 
 WHAT = [
     "prompt", "decode", "fork", "truncate", "extract", "append", "peek", "tree", "pause",
-    "complete", "complete", "generate",
+    "complete", "complete", "generate", "share", "share",
 ]  # fmt: skip
 EVERYTHING = [*WHAT, "save", "open", "remove", "advise", "close", "grant", "stop", "luck", "stage"]
 

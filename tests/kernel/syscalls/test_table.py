@@ -121,7 +121,7 @@ def test_extract_keeps_positions_and_rights(rig: SyscallRig) -> None:
     status = rig.unpack(1, Op.KV_STAT, B)
     assert status == {
         "len": 18, "pages": 2, "shared": 1, "tier": "device", "rights": 31, "path": "",
-        "expires_ms": 0,
+        "expires_ms": 0, "cached": 0,
     }  # fmt: skip
 
 

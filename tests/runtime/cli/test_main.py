@@ -248,6 +248,31 @@ def test_kv_get_and_put_copy_files_from_and_to_the_server(
     ]  # fmt: skip
 
 
+def test_kv_pages_tokens_and_prefixes_show_what_files_hold(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    def kv(*arguments: str) -> list[str]:
+        done = server.symphony("kv", *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    save = program(tmp_path, "save", guests.SAVE_WASM)
+    assert server.symphony("run", save).returncode == 0
+    assert [line.split(None, 2) for line in kv("pages", "notes/first")] == [
+        ["PAGES", "TIER", "SHARED"], ["0", "device", "notes/second"],
+    ]  # fmt: skip
+    (shown,) = json.loads("\n".join(kv("pages", "notes/first", "--json")))
+    assert (shown["holders"], shown["files"]) == (1, ["notes/second"])
+    document = json.loads("\n".join(kv("tokens", "notes/first", "--first=1", "--json")))
+    assert (document["tokens"], document["positions"]) == ([8, 9], [1, 2])
+    assert len(kv("tokens", "notes/first", "--limit=2")) == 1
+    assert kv("prefixes") == ["no prefix is cached"]
+    missing = server.symphony("kv", "pages", "nothing")
+    assert (missing.returncode, "no such KV file" in missing.stderr) == (1, True)
+    for path in ("notes/first", "notes/second"):
+        kv("rm", path)
+
+
 def test_kv_list_stat_and_rm_handle_named_files(server: RunningServer, tmp_path: Path) -> None:
     save = program(tmp_path, "save", guests.SAVE_WASM)
     assert server.symphony("run", save).returncode == 0

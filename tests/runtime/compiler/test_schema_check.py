@@ -59,6 +59,26 @@ def test_check_agrees_with_the_library(schema: dict[str, Any], value: Any) -> No
     assert (found is None) == Draft202012Validator(whole).is_valid(value)
 
 
+NAMES_OF_30_KB = [f"{number:05}" for number in range(5_000)]
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        {"properties": dict.fromkeys(NAMES_OF_30_KB, True), "additionalProperties": False},
+        {"enum": NAMES_OF_30_KB},
+        {"type": ["string"] * 5_000},
+    ],
+)
+def test_check_of_many_branches_that_name_thousands_is_bounded(branch: Any) -> None:
+    """Each branch is wrong, and its words would have all the names."""
+    schema = {"items": {"anyOf": [{"$ref": "#/$defs/b"}] * 20}, "$defs": {"b": branch}}
+    began = time.process_time()
+    with contextlib.suppress(CheckLimitError):
+        find_mismatch(schema, [{"unknown": 1}] * 10_000)
+    assert time.process_time() - began < 1
+
+
 @pytest.mark.parametrize(
     ("schema", "value", "path", "words"),
     [

@@ -403,6 +403,26 @@ def test_roles_see_only_what_they_need_of_the_environment(
         assert all({"PATH", "HOME"} <= each.keys() for each in seen.values())
 
 
+def test_gateway_sees_opentelemetrys_environment_if_it_sends_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=hush", "OTEL_SERVICE_NAME": "ours"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    def seen(url: str) -> dict[str, set[str]]:
+        roles = role_specs(ServeOptions(data_dir=tmp_path, otlp=url), tmp_path)
+        return {role.name: role.environment.keys() & given.keys() for role in roles}
+
+    nothing: dict[str, set[str]] = {"kernel": set(), "worker-0": set(), "gateway": set()}
+    assert seen("") == nothing
+    assert seen("http://collector:4318") == {**nothing, "gateway": set(given)}
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    assert seen("") == {**nothing, "gateway": set(given)}
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert seen("http://collector:4318") == nothing
+
+
 def test_server_processes_hold_no_secret_of_the_operator(tmp_path: Path) -> None:
     given = {name: value for name, value in SECRETS.items() if name != "SYMPHONY_STORE"}
     with running_server(tmp_path, environment=given) as server:

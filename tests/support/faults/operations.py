@@ -157,6 +157,35 @@ class DeleteProgram(Upload):
         return NOT_DONE if result["status"] == "exited" else f"half a program: {result}"
 
 
+class Rollback(Operation):
+    """A name points at the version before, and both versions are there."""
+
+    again = True
+
+    async def prepare(self) -> None:
+        await self.upload("old")
+        await self.upload("new")
+
+    async def upload(self, which: str) -> None:
+        wasm = HELLO_WASM + _custom_section(f"{self.name} {which}")
+        uploaded = await self.client.upload(wasm, self.name)
+        self.clients.notes[f"{self.name} {which}"] = uploaded["id"]
+
+    async def act(self) -> None:
+        old = self.clients.notes[f"{self.name} old"]
+        await self.client.point(self.name, f"{self.name}@{old}")
+
+    async def state(self) -> str:
+        old, new = (self.clients.notes[f"{self.name} {which}"] for which in ("old", "new"))
+        versions = {each["id"]: each["current"] for each in await self.client.versions(self.name)}
+        if versions.keys() != {old, new} or versions[old] is versions[new]:
+            return f"the versions are {versions}"
+        result = await self.client.run(self.name)
+        if (result["status"], result["program"]) != ("exited", old if versions[old] else new):
+            return f"the name does not run what it points at: {result}"
+        return DONE if versions[old] else NOT_DONE
+
+
 class Start(Operation):
     """A run that was asked for has run, once; its output is its input."""
 
@@ -521,9 +550,9 @@ class RemoveKv(PutKv):
 
 
 OPERATIONS: tuple[Callable[[Clients, int], Operation], ...] = (
-    Upload, DeleteProgram, Start, StartOnce, End, Message, Cancel, DeleteRun, DeleteEnding,
-    CreateTenant, SuspendTenant, DeleteTenant, CreateKey, RevokeKey, RotateKey, PutSecret,
-    DeleteSecret, PutKv, SaveKv, RemoveKv,
+    Upload, DeleteProgram, Rollback, Start, StartOnce, End, Message, Cancel, DeleteRun,
+    DeleteEnding, CreateTenant, SuspendTenant, DeleteTenant, CreateKey, RevokeKey, RotateKey,
+    PutSecret, DeleteSecret, PutKv, SaveKv, RemoveKv,
 )  # fmt: skip
 
 

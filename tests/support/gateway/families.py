@@ -92,7 +92,22 @@ MISTRAL = """\
 {{- message.tool_call_id + '"}[/TOOL_RESULTS]' }}
 {%- endif %}{% endfor %}"""
 
-TEMPLATES = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL}
+MISTRAL11 = """\
+{{- bos_token }}
+{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{{- '[INST]' + message.content + '[/INST]' }}
+{%- elif message.role == 'assistant' %}
+{{- message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}{{ call.function.arguments | tojson }}
+{%- endfor %}{{ eos_token }}
+{%- elif message.role == 'tool' %}
+{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+{%- endif %}{% endfor %}"""
+
+TEMPLATES = {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL, "mistral11": MISTRAL11}
 # Added tokens, and whether they are special; the first are the last tokens of the vocabulary.
 ADDED = {
     "hermes": {"<|im_start|>": True, "<|im_end|>": True, "<tool_call>": False,
@@ -101,8 +116,12 @@ ADDED = {
                "<|python_tag|>": True},
     "mistral": {"[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True, "[AVAILABLE_TOOLS]": True,
                 "[/AVAILABLE_TOOLS]": True, "[TOOL_RESULTS]": True, "[/TOOL_RESULTS]": True},
+    "mistral11": {"[INST]": True, "[/INST]": True, "[TOOL_CALLS]": True, "[ARGS]": True,
+                  "[AVAILABLE_TOOLS]": True, "[/AVAILABLE_TOOLS]": True, "[TOOL_RESULTS]": True,
+                  "[/TOOL_RESULTS]": True},
 }  # fmt: skip
-ENDS = {"hermes": "<|im_end|>\n", "llama3": "<|eot_id|>", "mistral": "<|endoftext|>"}
+ENDS = {"hermes": "<|im_end|>\n", "llama3": "<|eot_id|>", "mistral": "<|endoftext|>",
+        "mistral11": "<|endoftext|>"}  # fmt: skip
 
 
 def family_tokenizer(family: str) -> dict[str, Any]:

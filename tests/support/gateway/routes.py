@@ -10,7 +10,11 @@ _GONE = 499  # the client has gone and does not see it
 
 
 def filled(path: str, /, **names: str) -> str:
-    """A route's path with names in its places; what has none is nothing that there is."""
+    """A route's path with names in its places; what has none is nothing that there is.
+
+    The one stream without an end gets the query that ends it.
+    """
+    path = "/v1/events?follow=0" if path == "/v1/events" else path
     return re.sub(r"{(\w+)}", lambda place: names.get(place[1], "nothing"), path)
 
 

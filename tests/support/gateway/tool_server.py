@@ -115,6 +115,8 @@ def serve(
         elif method == "tools/list":
             listing(number, given.get("cursor"))
         elif method == "tools/call":
+            if parent := given.get("_meta", {}).get("traceparent"):
+                note(f"traceparent {parent}")
             calling(number, given["name"], given.get("arguments", {}))
         else:
             say({"id": number, "error": {"code": -32601, "message": "unknown"}})

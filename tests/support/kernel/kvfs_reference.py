@@ -344,6 +344,7 @@ class Reference:
             "shared": file.shared,
             "rights": self.instances[number].handles[handle].rights,
             "path": file.path,
+            "cached": 0,  # no script matches or shares
         }
 
     def tokens(self, number: int, handle: int, start: int, n: int) -> list[int]:

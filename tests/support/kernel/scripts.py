@@ -47,7 +47,7 @@ class Lip:
 
     @property
     def matches(self) -> bool:
-        return any(what == "complete" for what, _, _ in self.script.operations)
+        return any(what in ("complete", "share") for what, _, _ in self.script.operations)
 
     def _tell(self, op: int, *args: Any) -> None:
         self.rig.worker.tell(self.instance, op, *args)
@@ -113,6 +113,15 @@ class Lip:
         await self._pred(kv, ids[known:])
         offered = await self._call(Op.KV_OFFER, kv)
         assert offered == len(ids) // 16 * 16
+
+    async def _share(self, file: int, much: int) -> None:
+        """One of a few long prompts that begin alike, computed with those of other LIPs."""
+        ids, kv = [*range(much % 2, 90), *range(much % 5, 40)], self._new()
+        self._tell(Op.KV_CREATE, kv)
+        made = self.rig.worker.generate(
+            self.instance, kv, tokens(*ids), max=much % 4 + 1, share=True
+        )
+        self.answers.append((await made.end, made.records))
 
     async def _pause(self, file: int, much: int) -> None:
         await asyncio.sleep(much / 2000)

@@ -74,6 +74,12 @@ class RecordingScheduler:
     def trace_run(self, root: int) -> None:
         raise AssertionError("no test here traces")
 
+    def trace_fork(self, root: int, file: int, source: int, length: int) -> None:
+        raise AssertionError("no test here traces")
+
+    def trace_held(self, request: Request, since: float) -> None:
+        raise AssertionError("no test here traces")
+
     def compute(self, result: bytes = b"result") -> Request:
         """Compute the oldest request as a step would."""
         request = self.requests.pop(0)

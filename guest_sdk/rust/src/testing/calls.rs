@@ -242,9 +242,10 @@ pub unsafe fn cancel(ticket: i32) -> i32 {
 
 pub unsafe fn model_info(ptr: *mut u8, cap: usize) -> i32 {
     let mut out = Writer::new();
-    out.map(7).str("name").str("bytes").str("vocab_size").uint(u64::from(VOCAB_SIZE));
+    out.map(8).str("name").str("bytes").str("vocab_size").uint(u64::from(VOCAB_SIZE));
     out.str("eos").array(1).uint(u64::from(EOS)).str("bos").nil();
     out.str("max_context").uint(4096).str("page_size").uint(16).str("dtype").str("fp32");
+    out.str("hidden_size").uint(passes::HIDDEN_SIZE as u64);
     with(|_| unsafe { put(out.bytes(), ptr, cap) })
 }
 
@@ -424,9 +425,9 @@ pub unsafe fn kv_stat(kv: i32, ptr: *mut u8, cap: usize) -> i32 {
     with(|world| {
         let len = file(world, kv)?.len() as u64;
         let mut out = Writer::new();
-        out.map(7).str("len").uint(len).str("pages").uint((len + 15) / 16);
+        out.map(8).str("len").uint(len).str("pages").uint((len + 15) / 16);
         out.str("shared").uint(0).str("tier").str("device").str("rights").uint(31);
-        out.str("path").str("").str("expires_ms").uint(0);
+        out.str("path").str("").str("expires_ms").uint(0).str("cached").uint(0);
         unsafe { put(out.bytes(), ptr, cap) }
     })
 }

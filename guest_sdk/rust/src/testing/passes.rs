@@ -7,6 +7,9 @@ use crate::value::Value;
 use crate::Errno;
 use std::vec::Vec;
 
+/// Numbers of a hidden state, which are the first logits here.
+pub(super) const HIDDEN_SIZE: usize = 16;
+
 /// Logits that depend on the last three tokens; the end of the text is possible and not likely.
 pub(super) fn babble(history: &[u32]) -> Vec<f32> {
     let seed = history.iter().rev().take(3).fold(7, |h, token| mix(h ^ u64::from(*token)));
@@ -60,7 +63,7 @@ pub(super) fn run(
         match key.as_str() {
             Some(
                 "at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs"
-                | "constraint" | "since",
+                | "constraint" | "since" | "repetition" | "share",
             ) => {}
             Some("adapter") => return Err(Errno::ENOSYS),
             _ => return Err(Errno::EINVAL),
@@ -69,10 +72,19 @@ pub(super) fn run(
     if tokens.is_empty() || tokens.iter().any(|token| *token >= VOCAB_SIZE) {
         return Err(Errno::EINVAL);
     }
+    let hidden = options.get("get").and_then(Value::as_str) == Some("hidden");
+    let changed = ["bias", "bias_mask", "repetition", "allow", "constraint", "logprobs"];
+    if hidden && changed.iter().any(|key| options.get(key).is_some()) {
+        return Err(Errno::EINVAL);
+    }
     let histories = histories(file, tokens, options.get("parents"))?;
     let mut out = Vec::new();
     for place in places(options.get("at"), tokens.len())? {
         let mut logits = (world.model.clone())(&histories[place]);
+        if hidden {
+            logits[..HIDDEN_SIZE].iter().for_each(|x| out.extend(x.to_le_bytes()));
+            continue;
+        }
         adjust(&mut logits, options)?;
         if let Some(text) = text {
             text.rule_out(&mut logits, &histories[place])?;
@@ -125,6 +137,18 @@ fn places(at: Option<&Value>, count: usize) -> Result<Vec<usize>, Errno> {
 }
 
 fn adjust(logits: &mut [f32], options: &Value) -> Result<(), Errno> {
+    if let Some(repeated) = options.get("repetition") {
+        let mask = repeated.get("mask").and_then(Value::as_bytes).ok_or(Errno::EINVAL)?;
+        let penalty = repeated.get("penalty").and_then(Value::as_f64).ok_or(Errno::EINVAL)? as f32;
+        if mask.len() != (logits.len() + 7) / 8 || !(1e-3..=1e3).contains(&penalty) {
+            return Err(Errno::EINVAL);
+        }
+        for (token, logit) in logits.iter_mut().enumerate() {
+            if mask[token / 8] >> (token % 8) & 1 == 1 {
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+    }
     for (token, bias) in options.get("bias").and_then(Value::as_map).unwrap_or(&[]) {
         let token = token.as_u32().ok_or(Errno::EINVAL)? as usize;
         *logits.get_mut(token).ok_or(Errno::EINVAL)? += bias.as_f64().ok_or(Errno::EINVAL)? as f32;

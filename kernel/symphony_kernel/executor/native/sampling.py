@@ -39,11 +39,13 @@ _PLACE = np.dtype(
         ("position", "<i4"),
         ("seen_count", "<i4"),
         ("repetition", "<f4"),
+        ("forbidden", "<i4"),
+        ("unused", "<i4"),
     ]
 )
 _PLAIN = Sampling()
 _NOTHING = np.array(
-    (0, 0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0, 0, 1.0), _PLACE
+    (0, 0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0, 0, 1.0, 0, 0), _PLACE
 ).tobytes()
 
 
@@ -198,6 +200,7 @@ def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
         0, *(int(each.ctypes.data) if len(each) else 0 for each in kept), 0,
         mass_wanted(sampling.top_p), sampling.min_p, sampling.temperature, sampling.top_k,
         int(options.get), count, len(tokens), 0, len(seen), penalty,
+        int(options.forbidden), 0,
     )  # fmt: skip
     template = np.array(place, _PLACE).tobytes()
     return _Wanted(options, template, options.place_bytes(vocab_size, 0), None, kept)

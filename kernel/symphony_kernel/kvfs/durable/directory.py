@@ -26,6 +26,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.kvfs.durable import format as kv_format
 from symphony_kernel.kvfs.durable.format import Content, FormatError, Identity, Label
 from symphony_kernel.platform.disk_space import FreeSpace
@@ -136,6 +137,12 @@ class Directory:
         final = self._path(tenant, path)
         with self._checked(final):
             return kv_format.read(final, self._identity())
+
+    def read_entries(self, tenant: str, path: str, start: int, count: int) -> tuple[UInt32, Int32]:
+        """Return up to `count` tokens and positions of a named file; raises as `get`."""
+        final = self._path(tenant, path)
+        with self._checked(final):
+            return kv_format.read_entries(final, start, count)
 
     def remove(self, tenant: str, path: str) -> None:
         """Remove a file, if there is one; on return the removal is safe on disk.

@@ -166,6 +166,15 @@ def verify(path: Path) -> None:
     _check_digest(path, header)
 
 
+def read_entries(path: Path, start: int, count: int) -> tuple[UInt32, Int32]:
+    """Return up to `count` tokens and positions of this server's file; FormatError, OSError."""
+    header = _read_header(path)
+    _verify(header.metadata)
+    tokens: UInt32 = _read_part(path, header, "tokens", np.dtype("<u4"), start, count)
+    positions: Int32 = _read_part(path, header, "positions", np.dtype("<i4"), start, count)
+    return tokens, positions
+
+
 def read_upload(path: Path, identity: Identity, key: bytes, *, recompute: bool = False) -> Content:
     """Return an upload's content; only a sealed file is trusted beyond its tokens.
 
@@ -416,3 +425,17 @@ def _read_tensor(
     if len(array) < count:
         raise FormatError("it ends too early")
     return array.reshape(tensor.shape)
+
+
+def _read_part(
+    path: Path, header: _Header, name: str, dtype: "np.dtype[Any]", start: int, count: int
+) -> npt.NDArray[Any]:
+    """Return up to `count` elements of a tensor of one dimension."""
+    tensor = header.tensors.get(name)
+    if tensor is None or tensor.end - tensor.start != dtype.itemsize * math.prod(tensor.shape):
+        raise FormatError(f"it has no {name} of the size that it says")
+    count = min(count, max(math.prod(tensor.shape) - start, 0))
+    part = np.fromfile(path, dtype, count, offset=tensor.start + start * dtype.itemsize)
+    if len(part) < count:
+        raise FormatError("it ends too early")
+    return part

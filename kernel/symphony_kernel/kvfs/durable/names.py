@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
+from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.kvfs.durable.directory import Found
 from symphony_kernel.kvfs.durable.disk import BackgroundTasks, Disk, RefusedError
 from symphony_kernel.kvfs.durable.format import KV, Content, Label
@@ -544,3 +545,21 @@ class DurableNames:
             content = await self._content_of(file)
             label = Label(file.tenant, path, file.length, name.public, file.expires_ms)
             return await self.disk.call(partial(directory.write_unnamed, label, content))
+
+    async def read_entries(
+        self, tenant: str, path: str, start: int, count: int
+    ) -> tuple[int, UInt32, Int32]:
+        """Return the length of a named file, and up to `count` tokens and positions; ENOENT, EIO.
+
+        A file that is only on disk is read there, and not loaded.
+        """
+        file = self.kvfs.named(tenant, path)
+        name = file.name
+        assert name is not None
+        if name.loaded:
+            count = min(count, max(file.length - start, 0))
+            read = file.read_tokens(start, count), file.read_positions(start, count)
+            return file.length, *read
+        assert self.disk is not None
+        get = partial(self.disk.directory.read_entries, file.tenant, file.path, start, count)
+        return name.entries, *await self.disk.call(get, Errno.EIO)

@@ -40,17 +40,18 @@ _FREED_FRAMES: Final = 2
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class _Node:
+class Node:
     """One cached page. Its `number` is in its children's keys, and is never reused."""
 
-    __slots__ = ("children", "in_heap", "key", "number", "page", "parent", "used")
+    __slots__ = ("children", "hits", "in_heap", "key", "number", "page", "parent", "used")
 
-    def __init__(self, number: bytes, key: bytes, page: int, parent: "_Node | None") -> None:
+    def __init__(self, number: bytes, key: bytes, page: int, parent: "Node | None") -> None:
         self.number = number
         self.key = key
         self.page = page  # _GONE once it is evicted, and at the root
         self.parent = parent
         self.children = 0
+        self.hits = 0  # matches that ended here, or below it on pages that are evicted
         self.used = 0
         self.in_heap = False
 
@@ -61,9 +62,9 @@ class _Tree:
 
     __slots__ = ("heap", "pages", "root", "used_s")
 
-    def __init__(self, root: _Node) -> None:
+    def __init__(self, root: Node) -> None:
         self.root = root
-        self.heap: list[tuple[int, bytes, _Node]] = []
+        self.heap: list[tuple[int, bytes, Node]] = []
         self.pages = 0
         self.used_s = 0.0
 
@@ -80,12 +81,13 @@ class PrefixCache:
         self._quotas = quotas
         self._now = now
         self._account = quotas.open("the prefix cache", None, _UNLIMITED, _UNLIMITED)
-        self._index: dict[bytes, _Node] = {}
+        self._index: dict[bytes, Node] = {}
         self._trees: OrderedDict[str, _Tree] = OrderedDict()  # the longest unused first
         self._numbers = 0
         self._uses = 0
         self._queries = self._query_tokens = self._hits = self._hit_tokens = 0
-        self._offered = self._evicted = 0
+        self._offered = self._evicted = self._shared_tokens = 0
+        self.added = self.removed = 0  # pages so far
         self.observer: PageObserver | None = None  # of evictions that make room for others
 
     # -- Programs -------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class PrefixCache:
             return 0
         tree = self._trees.get(tenant)
         if tree is None:
-            tree = self._trees[tenant] = _Tree(_Node(self._number(), b"", _GONE, None))
+            tree = self._trees[tenant] = _Tree(Node(self._number(), b"", _GONE, None))
         node, found = self._walk(tree, tokens, count)
         new = pages[len(found) : count]
         self._pool.retain(new)
@@ -129,10 +131,33 @@ class PrefixCache:
             node, found = self._walk(tree, tokens, (len(tokens) // 4 - 1) // PAGE_TOKENS)
             if found:
                 self._uses += 1
+                node.hits += 1
                 self._use(tenant, tree, node)
         self._hits += bool(found)
         self._hit_tokens += len(found) * PAGE_TOKENS
         return np.array(found, np.int32)
+
+    def peek(
+        self, tenant: str, tokens: bytes, pages_max: int, node: Node | None, first: int
+    ) -> tuple[Node | None, Int32]:
+        """Return the last node of the longest cached prefix (u32), and its pages from `first` on.
+
+        `node` is that of the page before `first`, None at 0. It is no use of the prefix.
+        """
+        tree, found = self._trees.get(tenant), list[int]()
+        if tree is not None:
+            node, found = self._walk(tree, tokens, pages_max, node, first)
+        return node, np.array(found, np.int32)
+
+    def use(self, tenant: str, tokens: bytes, first: int, count: int) -> Int32:
+        """Return cached pages first to first + count of these tokens (u32), for a pred."""
+        tree = self._trees[tenant]
+        node, found = self._walk(tree, tokens, first + count)
+        assert len(found) == first + count, "a pred uses pages that are not cached"
+        self._uses += 1
+        self._use(tenant, tree, node)
+        self._shared_tokens += count * PAGE_TOKENS
+        return np.array(found[first:], np.int32)
 
     # -- KVFS -----------------------------------------------------------------------------------
     def charged_here(self, pages: Int32) -> Int32:
@@ -176,14 +201,14 @@ class PrefixCache:
     def evict_damaged(self, pages: Int32) -> None:
         """Evict `pages`, whose content is wrong, and all pages below them."""
         bad = set(pages[self.references[pages] > 0].tolist())
-        gone: dict[_Node, None] = {}
+        gone: dict[Node, None] = {}
         for node in self._index.values() if bad else ():  # parents come before children
             if node.page in bad or node.parent in gone:
                 gone[node] = None
         if gone:
             self._remove_all(list(reversed(gone)))
 
-    def _remove_all(self, nodes: list[_Node]) -> None:
+    def _remove_all(self, nodes: list[Node]) -> None:
         """Remove nodes, children before parents, from anywhere in the trees."""
         roots = self._roots()
         tenants = {tree.root: tenant for tenant, tree in self._trees.items()}
@@ -227,18 +252,36 @@ class PrefixCache:
             "hit_tokens": self._hit_tokens,
             "offered_pages": self._offered,
             "evicted_pages": self._evicted,
+            "shared_tokens": self._shared_tokens,
         }
+
+    def branches(self, tenant: str, looks: int) -> tuple[int, list[Node]]:
+        """Return a tenant's number of pages, and its leaves, those used last first.
+
+        At most `looks` leaves of the heap are looked at.
+        """
+        tree = self._trees.get(tenant)
+        if tree is None:
+            return 0, []
+        leaves = [node for _, _, node in tree.heap[-looks:] if not node.children]
+        leaves.sort(key=lambda node: node.used, reverse=True)
+        return tree.pages, leaves
 
     # -- The trees ------------------------------------------------------------------------------
     def _number(self) -> bytes:
         self._numbers += 1
         return self._numbers.to_bytes(_NUMBER_BYTES, "big")
 
-    def _walk(self, tree: _Tree, tokens: bytes, pages_max: int) -> tuple[_Node, list[int]]:
-        """Return the last node of the longest cached prefix, and the pages on the way."""
-        node, get = tree.root, self._index.get
+    def _walk(
+        self, tree: _Tree, tokens: bytes, pages_max: int, node: Node | None = None, first: int = 0
+    ) -> tuple[Node, list[int]]:
+        """Return the last node of the longest cached prefix, and the pages on the way.
+
+        The walk begins below `node`, which has the page before `first`.
+        """
+        node, get = node or tree.root, self._index.get
         found: list[int] = []
-        for start in range(0, pages_max * _PAGE_BYTES, _PAGE_BYTES):
+        for start in range(first * _PAGE_BYTES, pages_max * _PAGE_BYTES, _PAGE_BYTES):
             child = get(node.number + tokens[start : start + _PAGE_BYTES])
             if child is None:
                 break
@@ -246,34 +289,37 @@ class PrefixCache:
             found.append(node.page)
         return node, found
 
-    def _add(self, tree: _Tree, parent: _Node, tokens: bytes, page: int) -> _Node:
+    def _add(self, tree: _Tree, parent: Node, tokens: bytes, page: int) -> Node:
         key = parent.number + tokens
-        node = self._index[key] = _Node(self._number(), key, page, parent)
+        node = self._index[key] = Node(self._number(), key, page, parent)
         parent.children += 1
         tree.pages += 1
+        self.added += 1
         node.used = self._uses
         return node
 
-    def _use(self, tenant: str, tree: _Tree, node: _Node) -> None:
+    def _use(self, tenant: str, tree: _Tree, node: Node) -> None:
         """Note a use of the prefix up to `node`; parents cannot be evicted before it."""
         node.used = self._uses
         tree.used_s = self._now()
         self._trees.move_to_end(tenant)
 
-    def _push(self, tree: _Tree, node: _Node) -> None:
+    def _push(self, tree: _Tree, node: Node) -> None:
         if not node.in_heap and node.page != _GONE:
             node.in_heap = True
             heapq.heappush(tree.heap, (node.used, node.number, node))
 
-    def _remove(self, tree: _Tree, node: _Node, dropped: list[int]) -> None:
+    def _remove(self, tree: _Tree, node: Node, dropped: list[int]) -> None:
         assert not node.children
         assert node.parent is not None
         del self._index[node.key]
         dropped.append(node.page)
         tree.pages -= 1
+        self.removed += 1
         node.page = _GONE
         parent = node.parent
         parent.children -= 1
+        parent.hits += node.hits
         parent.used = max(parent.used, node.used)  # a use of a child is a use of its parent
         if not parent.children:
             self._push(tree, parent)
@@ -326,9 +372,9 @@ class PrefixCache:
         return pages
 
     # -- Audit ----------------------------------------------------------------------------------
-    def _roots(self) -> dict[_Node, _Node]:
+    def _roots(self) -> dict[Node, Node]:
         """Return the root above each node, in the order in which nodes were added."""
-        roots: dict[_Node, _Node] = {}
+        roots: dict[Node, Node] = {}
         for node in self._index.values():
             assert node.parent is not None
             roots[node] = roots.get(node.parent, node.parent)

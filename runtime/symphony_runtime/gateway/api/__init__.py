@@ -3,5 +3,5 @@
 routes, admin_routes   every route: what it takes and what it answers
 openapi, schemas       the document that is made of them
 requests               bodies as models; their schemas are in the document
-programs_and_runs, run_streams, results, kv_files, secrets, admin, health, metrics   handlers
+programs_and_runs, run_streams, results, secrets, admin, health, metrics   handlers
 """

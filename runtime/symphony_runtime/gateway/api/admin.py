@@ -10,7 +10,6 @@ from typing import Any
 from aiohttp import web
 from symphony_kernel.protocol.limits import KEY_GRACE_MS_MAX, SMALL_BODY_BYTES_MAX
 
-from symphony_runtime.gateway.api.history import HISTORY
 from symphony_runtime.gateway.api.requests import TenantBody, TenantChange, parse_body, parse_key
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import bad_request, parse_cursor
@@ -77,7 +76,6 @@ async def delete_tenant(request: web.Request) -> web.StreamResponse:
     deletion = services(request).deletion
     tenant = _tenant(request).id
     await deletion.delete_tenant(tenant, everything=everything)
-    request.app[HISTORY].forget(tenant)
     return web.Response(status=204)
 
 

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -29,7 +29,11 @@ from symphony_runtime.gateway.egress.metrics import KINDS, EgressMetrics
 from symphony_runtime.gateway.http.context import Services
 from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, TenantMetrics
 from symphony_runtime.gateway.metrics.process import ProcessMetrics, read_role
+from symphony_runtime.gateway.otlp.counts import SpanCounts
 from symphony_runtime.gateway.runs.record import FINAL
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.otlp.tracing import Tracing
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "symphony:"
@@ -224,6 +228,7 @@ _COUNTERS = (
     ("kv_slots_copied", "copies", 1, "entries copied on a write to a shared page"),
     ("prefix_cache_queries", "prefix_cache_query_tokens", 1, "tokens looked up"),
     ("prefix_cache_hits", "prefix_cache_hit_tokens", 1, "tokens found"),
+    ("prefix_cache_shared", "prefix_cache_shared_tokens", 1, "tokens taken with `share`"),
     ("prefix_cache_evicted_pages", "prefix_cache_evicted_pages", 1, "evicted pages of prefixes"),
     ("kv_pages_saved", "tiers_saved_pages", 1, "pages copied from the device to host memory"),
     ("kv_pages_loaded", "tiers_loaded_pages", 1, "pages copied from host memory to the device"),
@@ -289,6 +294,15 @@ def _operators(server: Services, batches: Mapping[str, int]) -> Iterator[Metric]
     yield text.counter("audit_notes_lost", words, server.administration.audit.lost)
     yield from _overload(text, server)
     yield from _egress(text, server.runs.egress.metrics)
+    yield from _traces(text, server.runs.tracing)
+
+
+def _traces(text: "_Text", tracing: "Tracing | None") -> Iterator[Metric]:
+    counts = tracing.counts if tracing is not None else SpanCounts(0)
+    results = {"exported": counts.exported, "failed": counts.failed, "dropped": counts.dropped}
+    yield text.counter("otlp_spans", "spans of the operator's traces, by what became of them",
+                       [({"result": result}, n) for result, n in results.items()])  # fmt: skip
+    yield text.gauge("otlp_spans_waiting", "ended spans that are not sent yet", counts.waiting)
 
 
 def _roles(server: Services) -> dict[str, ProcessMetrics | None]:

@@ -1,6 +1,7 @@
-"""The handlers of programs and runs. Streams are in `run_streams`, KV files in `kv_files`."""
+"""The handlers of programs and runs. Streams are in `run_streams`, KV files in `kv`."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,12 @@ from symphony_runtime.gateway.http.context import (
     answer,
     flag,
     page_limit,
-    page_of,
     parse_json,
     read_body,
     run_off_loop,
     services,
     tenant_of,
+    to_any_json,
     to_json,
 )
 from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key, start_run_once
@@ -35,8 +36,9 @@ from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, check_here
-from symphony_runtime.gateway.runs.trace import find_trace, trace_events
-from symphony_runtime.gateway.tenancy.deletion import unload
+from symphony_runtime.gateway.runs.trace import find_trace
+from symphony_runtime.gateway.runs.tracing.events import trace_events
+from symphony_runtime.texts.token_texts import token_texts
 
 _PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
 
@@ -52,8 +54,8 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
             bounds = CompileBounds.of(limits.of_compiler())
-            room = ProgramQuota(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
-            _, new = await server.programs.upload(tenant, name, wasm, bounds, room)
+            quota = ProgramQuota.of(limits.at_most)
+            _, new = await server.programs.upload(tenant, name, wasm, bounds, quota)
 
         program_id, again = await digest_of(wasm), False
         if once is None:
@@ -67,8 +69,14 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
 
 
 async def list_programs(request: web.Request) -> web.StreamResponse:
+    server, tenant = services(request).programs, tenant_of(request)
     after, limit = request.query.get("after", ""), page_limit(request)
-    programs, following = await services(request).programs.page(tenant_of(request), after, limit)
+    if flag(request, "named"):
+        named, following = await server.named(tenant, after, limit)
+        programs = [replace(program, name=name) for name, program in named]
+    else:
+        unnamed = "named" in request.query
+        programs, following = await server.page(tenant, after, limit, unnamed=unnamed)
     size = sum(len(program.manifest.declared) for program in programs)
     body = await run_off_loop(
         size, lambda: to_json({"data": [each.view() for each in programs], "next": following})
@@ -83,9 +91,7 @@ async def get_program(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_program(request: web.Request) -> web.StreamResponse:
-    server, tenant = services(request), tenant_of(request)
-    program = await server.programs.delete(tenant, request.match_info["program"])
-    unload(server.runs, tenant, program.module)
+    await services(request).programs.delete(tenant_of(request), request.match_info["program"])
     return web.Response(status=204)
 
 
@@ -129,7 +135,7 @@ async def _find_or_start(request: web.Request, detach: bool) -> tuple[Run | Reco
 
     async def start(run_id: str | None) -> Run:
         await check_input(request, program, body.get("input", ""))
-        return await server.runs.start(program, wanted, run_id=run_id)
+        return await server.runs.start(program, wanted, run_id=run_id, detached=detach)
 
     run, again = await start_run_once(server.idempotency, server.runs, once, start)
     return run, again, wanted.stream
@@ -144,29 +150,15 @@ async def _wait_over(run: Run) -> None:
         raise run.unstored
 
 
-async def list_runs(request: web.Request) -> web.StreamResponse:
-    limit = page_limit(request)
-    if flag(request, "live"):
-        return await _list_live(request, limit)
-    after = request.query.get("after", "")
-    records = await services(request).runs.page(tenant_of(request), after, limit + 1)
-    views = [record.view() for record in records]
-    return await answer(page_of(views, limit, lambda run: run["id"]))
-
-
-async def _list_live(request: web.Request, limit: int) -> web.StreamResponse:
-    runs, tenant = services(request).runs, tenant_of(request)
-    if request.query.get("after"):
-        raise bad_request("bad-cursor", "`live` has no pages: it lists the newest, up to `limit`")
-    held = await _ask_kernel(request, "lips", tenant=tenant)
-    shown = runs.live(tenant)[:limit]
-    data = [{**record.view(), "held": held.get(record.seq)} for record in shown]
-    return await answer({"data": data, "next": None})
-
-
 async def get_run(request: web.Request) -> web.StreamResponse:
-    run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
-    return await _result(request, run)
+    tenant = tenant_of(request)
+    run = await services(request).runs.find(tenant, request.match_info["run"])
+    if not flag(request, "brief"):
+        return await _result(request, run)
+    if not isinstance(run, Run):
+        return await answer(run.view())
+    held = await ask_kernel(request, "lips", tenant=tenant)
+    return await answer({**run.record.view(), "held": held.get(run.record.seq)})
 
 
 async def delete_run(request: web.Request) -> web.StreamResponse:
@@ -190,7 +182,11 @@ async def _trace(request: web.Request, run: Run | Record) -> bytes:
         record, packed = run, await services(request).store.read(lambda c: find_trace(c, run.seq))
     if packed is None:
         raise Problem(404, "not-traced", "the run was not traced: start it with `trace: true`")
-    return await asyncio.to_thread(lambda: to_json(trace_events(record, packed)))
+    tokenizer: bytes = services(request).runs.kernel.about.get("tokenizer") or b""
+    # In a thread: a tokenizer and a trace may have many megabytes each.
+    return await asyncio.to_thread(
+        lambda: to_any_json(trace_events(record, packed, token_texts(tokenizer)))
+    )
 
 
 async def send_message(request: web.Request) -> web.StreamResponse:
@@ -230,15 +226,15 @@ async def statistics(request: web.Request) -> web.StreamResponse:
     """Answer with the counters of kernel and gateway; `check` audits the kernel first."""
     server = services(request)
     if flag(request, "check"):
-        await _ask_kernel(request, "check_integrity")
-    kernel = await _ask_kernel(request, "statistics")
+        await ask_kernel(request, "check_integrity")
+    kernel = await ask_kernel(request, "statistics")
     counted = (server.administration.active_requests, server.runs, server.store, server.channels,
                server.bodies, server.connections, server.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 
 
-async def _ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
+async def ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
     runs = services(request).runs
     try:
         return await runs.kernel.ask(what, **args)

@@ -4,24 +4,26 @@ The application and the OpenAPI document are both built from it, so a route is i
 A route needs a tenant's key unless its `access` says otherwise.
 """
 
-from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
-
 from symphony_runtime.gateway.anthropic.routes import ANTHROPIC_ROUTES
 from symphony_runtime.gateway.api import (
     admin,
     health,
     history,
-    kv_files,
     programs_and_runs,
     run_streams,
     secrets,
 )
 from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.api.programs.routes import VERSION_ROUTES
+from symphony_runtime.gateway.api.runs.routes import RUN_ROUTES
 from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.http.route import ONCE as _ONCE
+from symphony_runtime.gateway.kv.routes import KV_ROUTES
 from symphony_runtime.gateway.mcp import handlers as mcp
+from symphony_runtime.gateway.metrics.history import STEPS
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
 from symphony_runtime.gateway.openai.stored.routes import RESPONSE_ROUTES
@@ -39,14 +41,7 @@ _RESUME = (
 )
 _SSE = {EVENTS: "OpenAIChunks"}
 _PROBLEM = {"application/problem+json": "Problem"}
-_KV_FILE = {kv_files.FILE: "Safetensors"}
 _OPENAI_PROBLEMS = (404, 409, 410, 422)
-_ONCE = Parameter(
-    "Idempotency-Key",
-    "a text that the client chooses: a repeated request gets the first one's answer, for a day",
-    {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
-    "header",
-)
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -91,11 +86,15 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/programs", "listPrograms", programs_and_runs.list_programs, "List programs",
         {200: Answer("a page, newest first", "ProgramPage")},
-        parameters=(LIMIT, AFTER),
+        parameters=(
+            LIMIT, AFTER,
+            Parameter("named", "1: the names, each with its program; 0: programs without", FLAG),
+        ),
     ),
+    *VERSION_ROUTES,
     Route(
         "GET", "/v1/programs/{program}", "getProgram", programs_and_runs.get_program,
-        "Show a program, by its id or a name",
+        "Show a program, by its id, a name, or name@version",
         {200: Answer("the program", "Program")},
     ),
     Route(
@@ -126,15 +125,12 @@ ROUTES: tuple[Route, ...] = (
         "The limits of the tenant and its runs: defaults and maxima",
         {200: Answer("by name; null is no limit", "Limits")},
     ),
-    Route(
-        "GET", "/v1/runs", "listRuns", programs_and_runs.list_runs, "List runs",
-        {200: Answer("a page, newest first", "RunPage")},
-        parameters=(LIMIT, AFTER, Parameter("live", "only live runs, with what they hold", FLAG)),
-    ),
+    *RUN_ROUTES,
     Route(
         "GET", "/v1/runs/{run}", "getRun", programs_and_runs.get_run,
         "Show a run, with its messages so far",
-        {200: Answer("the run", "RunResult")},
+        {200: Answer("the run; a `Run` with `brief`", "RunResult")},
+        parameters=(Parameter("brief", "without messages; of a live run what it holds", FLAG),),
     ),
     Route(
         "DELETE", "/v1/runs/{run}", "deleteRun", programs_and_runs.delete_run,
@@ -171,37 +167,7 @@ ROUTES: tuple[Route, ...] = (
         {101: Answer("the protocol changes to WebSocket")}, problems=(409, 426),
         parameters=(*_RESUME, Parameter("events", "send all events, with their ids", FLAG)),
     ),
-    Route(
-        "GET", "/v1/kv", "listKv", kv_files.list_kv,
-        "List the tenant's named KV files; under `public/<tenant>/` those that a tenant publishes",
-        {200: Answer("a page, by path", "KvPage")},
-        parameters=(Parameter("prefix", "the beginning of the paths"), LIMIT, AFTER),
-    ),
-    Route(
-        "GET", "/v1/kv/{path}", "getKv", kv_files.get_kv,
-        "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
-        {200: Answer("its description, or the file", "KvFile", also=_KV_FILE)},
-        problems=(507,),
-        parameters=(Parameter("download", "send the file itself", FLAG),),
-    ),
-    Route(
-        "PUT", "/v1/kv/{path}", "putKv", kv_files.put_kv,
-        "Upload a KV file under a durable name",
-        {201: Answer("stored", "KvFile"), 200: Answer("it replaces another", "KvFile")},
-        problems=(409, 507),
-        parameters=(
-            Parameter("replace", "0: only if no file has the name", FLAG),
-            Parameter("rebuild", "ignore its K and V, and recompute them from its tokens", FLAG),
-            Parameter("public", "other tenants may read it, if the operator allows that", FLAG),
-            Parameter("keep_ms", "how long it is kept", {"type": "integer", "minimum": 1}),
-        ),
-        body=(kv_files.FILE, "Safetensors"),
-    ),
-    Route(
-        "DELETE", "/v1/kv/{path}", "deleteKv", kv_files.delete_kv,
-        "Remove a name; views that programs have open stay valid",
-        {204: Answer("removed")},
-    ),
+    *KV_ROUTES,
     Route(
         "GET", "/v1/secrets", "listSecrets", secrets.list_secrets,
         "List the tenant's secrets: names, hosts and times, never a value",
@@ -298,6 +264,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/v1/history", "history", history.get_history,
         "The last hour's figures: the server's for an operator, else the tenant's own",
         {200: Answer("series of equal steps, the oldest first", "History")}, access=Access.ANY,
+        parameters=(
+            Parameter("steps", "only the last so many steps",
+                      {"type": "integer", "minimum": 1, "maximum": STEPS}),
+        ),
     ),
     Route(
         "GET", "/metrics", "metrics", health.metrics,

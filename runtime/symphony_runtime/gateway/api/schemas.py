@@ -8,6 +8,7 @@ from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX
 
 from symphony_runtime.gateway.anthropic.bodies import MessagesBody, PromptBody
+from symphony_runtime.gateway.api.programs.versions import AliasBody
 from symphony_runtime.gateway.api.requests import (
     LIMIT_PROPERTIES,
     KeyBody,
@@ -32,6 +33,7 @@ from symphony_runtime.gateway.runs.usage import COLUMNS
 
 _REFERENCE = "#/components/schemas/"
 _REQUESTS: dict[str, type[BaseModel]] = {
+    "AliasRequest": AliasBody,
     "RunRequest": RunBody,
     "TenantRequest": TenantBody,
     "TenantChange": TenantChange,
@@ -120,6 +122,15 @@ _RUN = {
     "waits_for": {"type": ["string", "null"], "description": "the limit that holds it up"},
     "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
 }
+_CHILD = _object(
+    {
+        **_each(_STRING, "program status reason"),
+        **_each(_INTEGER, "number created_ms"),
+        **_each(_OR_NULL, "program_name entry"),
+        **_each(_INTEGER_OR_NULL, "parent exit_code ended_ms"),
+        "usage": _RUN["usage"],
+    }
+)
 _HELD = {"oneOf": [_object(_each(_INTEGER, "tokens kv_pages instances")), {"type": "null"}]}
 _BOUND = _object(
     {
@@ -131,9 +142,73 @@ _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
     {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
 )
+_TIER = _enum("device", "host", "disk", "tokens")
+_KV_FILE = {
+    "path": _STRING,
+    **_each(_INTEGER, "len pages"),
+    "tier": {"type": "string", "description": "the slowest that holds one of its pages"},
+    **_each(_BOOLEAN, "durable public"),
+    "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
+}
+_KV_STAT = {
+    "shared": {"type": "integer", "description": "pages that other files share"},
+    "tiers": {"type": "object", "additionalProperties": _INTEGER},
+    "disk_bytes": _INTEGER,
+}
+_PAGE_RANGE = _object(
+    {
+        "first": {"type": "integer", "description": "its first page"},
+        "pages": _INTEGER,
+        "tier": _TIER,
+        "holders": {"type": "integer", "description": "other files that hold each page"},
+        "cached": {"type": "boolean", "description": "in the prefix cache"},
+        "files": {**_list(_STRING), "description": "named files of the tenant among the holders"},
+    }
+)
+_LINEAGE = _object(
+    {
+        **_each(_INTEGER, "len computed spans scratch_pages"),
+        "lost": _BOOLEAN,
+        "parts": _list(
+            _object({**_each(_INTEGER, "first len of"), **_each(_BOOLEAN, "tree lost")})
+        ),
+    }
+)
+_PREFIX_PART = _object(
+    {
+        "id": _INTEGER,
+        "parent": _INTEGER_OR_NULL,
+        **_each(_INTEGER, "first pages"),
+        "hits": {"type": "integer", "description": "matches that used its pages"},
+        "tier": _TIER,
+        "more": {"type": "integer", "description": "branches below that are not shown"},
+        "tokens": _list(_INTEGER),
+        "text": _OR_NULL,
+    }
+)
 _SERIES = {
     "type": "object",
     "additionalProperties": _list({"type": ["number", "null"]}),
+}
+_ROLES = _object(
+    {
+        "restarts": {"type": "object", "additionalProperties": _INTEGER},
+        "changes": _list(
+            _object({"at_ms": _INTEGER, **_each(_STRING, "role state"), "pid": _INTEGER_OR_NULL})
+        ),
+    },
+    {"resident_bytes": {"type": "object", "additionalProperties": _INTEGER}},
+)
+_PROGRAM = {
+    "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+    "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
+    **_each(_INTEGER, "size created_ms"),
+    **_each(_list(_STRING), "imports exports entries"),
+    "description": _OR_NULL,
+    **_each(
+        {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
+        "input_schema output_schema",
+    ),
 }
 _TENANTS_SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
@@ -144,24 +219,33 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {**_each(_STRING, "type title detail"), "status": _INTEGER}, {"problems": _list(_STRING)}
     ),
     "Wasm": {"description": "the bytes of a core WebAssembly module"},
-    "Program": _object(
+    "Program": _object(_PROGRAM),
+    "ProgramPage": _page("Program"),
+    "ProgramVersion": _object(
         {
-            "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-            "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
-            **_each(_INTEGER, "size created_ms"),
-            **_each(_list(_STRING), "imports exports entries"),
-            "description": _OR_NULL,
-            **_each(
-                {"type": ["object", "null"], "description": "a JSON schema, of the manifest"},
-                "input_schema output_schema",
-            ),
+            **_PROGRAM,
+            "current": {"type": "boolean", "description": "whether the name points at it"},
+            **_each(_INTEGER, "added_ms runs errors"),
+            "used_ms": _INTEGER_OR_NULL,
         }
     ),
-    "ProgramPage": _page("Program"),
+    "ProgramVersionPage": _page("ProgramVersion"),
     "Run": _object(_RUN, {"held": _HELD}),
-    "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(reference("Message"))}),
+    "RunResult": _object(
+        _RUN, {"output": _STRING, "messages": _list(reference("Message")), "held": _HELD}
+    ),
     "Trace": _object({"traceEvents": _list(_ANY), "displayTimeUnit": _STRING, "otherData": _ANY}),
     "RunStarted": _object({"id": _STRING}),
+    "RunInput": {"description": "the bytes that the program reads as its input"},
+    "ChildList": _object({"data": _list(_CHILD), "left_out": _INTEGER}),
+    "RunChanges": {
+        "description": "server-sent events; the data of each is JSON",
+        "properties": {
+            "id": {"type": "string", "pattern": "^[0-9]+$"},
+            "event": {"enum": ["begin", "run"]},
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
     "RunPage": _page("Run"),
     "Limits": _object({"limits": _object({limit.name: _BOUND for limit in LIMITS})}),
     # Of each event: some tools read the schema of a stream as that of the whole, which is a text.
@@ -177,24 +261,43 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         "description": "the bytes of one message; in JSON a string, or base64 if not UTF-8",
         "oneOf": [_STRING, _object({"base64": _STRING})],
     },
-    "KvFile": _object(
-        {
-            "path": _STRING,
-            **_each(_INTEGER, "len pages"),
-            "tier": {"type": "string", "description": "the slowest that holds one of its pages"},
-            **_each(_BOOLEAN, "durable public"),
-            "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
-        },
-        {
-            "shared": {"type": "integer", "description": "pages that other files share"},
-            "tiers": {"type": "object", "additionalProperties": _INTEGER},
-            "disk_bytes": _INTEGER,
-        },
-    ),
+    "KvFile": _object(_KV_FILE, _KV_STAT),
     "Safetensors": {
         "description": "a KV file: tokens, positions, K and V (docs/guides/kv-files.md)"
     },
     "KvPage": _page("KvFile"),
+    "KvPages": _object(
+        {
+            **_KV_FILE,
+            **_KV_STAT,
+            "page_tokens": {"type": "integer", "description": "entries of a page"},
+            "recomputable": _BOOLEAN,
+            "lineage": {"oneOf": [_LINEAGE, {"type": "null"}]},
+            "data": _list(_PAGE_RANGE),
+            "next": _OR_NULL,
+            "complete": {
+                "type": "boolean",
+                "description": "all of the tenant's named files were compared",
+            },
+        }
+    ),
+    "KvTokens": _object(
+        {
+            "path": _STRING,
+            **_each(_INTEGER, "len first"),
+            **_each(_list(_INTEGER), "tokens positions"),
+            "texts": {"type": ["array", "null"], "items": _STRING},
+            "next": _OR_NULL,
+        }
+    ),
+    "Prefixes": _object(
+        {
+            "pages": {"type": "integer", "description": "cached pages of the tenant"},
+            "page_tokens": _INTEGER,
+            "complete": {"type": "boolean", "description": "all of them are counted"},
+            "data": _list(_PREFIX_PART),
+        }
+    ),
     "SecretRequest": _object(
         {"value": {"type": "string", "writeOnly": True}, "hosts": _list(_STRING)}
     ),
@@ -204,7 +307,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
     "SecretPage": _page("Secret"),
     "Text": {"type": "string"},
     "History": _object(
-        {**_each(_INTEGER, "step_ms end_ms"), "series": _SERIES},
+        {**_each(_INTEGER, "step_ms step end_ms"), "series": _SERIES, "roles": _ROLES},
         {"tenants": {"type": "object", "additionalProperties": _SERIES}},
     ),
     "McpMessage": {
@@ -344,6 +447,13 @@ _BATCH_SCHEMAS: dict[str, Any] = {
             "errors": {"type": ["object", "null"]},
             "metadata": {"type": ["object", "null"]},
             "request_counts": _object(_each(_INTEGER, "total completed failed")),
+            "usage": _object(
+                {
+                    **_each(_INTEGER, "input_tokens output_tokens total_tokens"),
+                    "input_tokens_details": _object(_each(_INTEGER, "cached_tokens")),
+                    "output_tokens_details": _object(_each(_INTEGER, "reasoning_tokens")),
+                }
+            ),
         }
     ),
     "BatchList": _object({"data": _list(reference("Batch")), **_OPENAI_PAGE}),

@@ -17,7 +17,15 @@ from symphony_runtime.gateway.batches.records import Batch
 from symphony_runtime.gateway.batches.service import Batches
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.files.handlers import FILES, page_view
-from symphony_runtime.gateway.http.context import answer, page_limit, read_json, tenant_of
+from symphony_runtime.gateway.http.context import (
+    answer,
+    page_limit,
+    parse_json,
+    read_body,
+    services,
+    tenant_of,
+)
+from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency_key
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.validation import FieldError, StrictModel, check_model
 
@@ -47,15 +55,36 @@ class BatchBody(StrictModel):
 
 
 async def create_batch(request: web.Request) -> web.StreamResponse:
-    tenant = tenant_of(request)
-    wanted = _read_body(await read_json(request, "the request", SMALL_BODY_BYTES_MAX))
-    file = await request.app[FILES].find(tenant, wanted.input_file_id)
+    tenant, batches = tenant_of(request), request.app[BATCHES]
+    raw = await read_body(request, "the request", SMALL_BODY_BYTES_MAX)
+    once = read_idempotency_key(request, tenant, raw)
+    wanted = _read_body(await parse_json(request, raw) if raw else {})
+
+    async def insert(batch_id: str, again: bool) -> None:
+        if not (again and await batches.find(tenant, batch_id)):
+            await batches.insert(await _batch_of(request, wanted, batch_id))
+
+    batch_id, was_there = f"batch_{secrets.token_hex(12)}", False
+    if once is None:
+        await insert(batch_id, False)
+    else:
+        keys = services(request).idempotency
+        batch_id, was_there = await keys.perform(once, batch_id, insert)
+    response = await answer((await batches.get(tenant, batch_id)).view())
+    response.headers.update(REPLAYED if was_there else {})
+    return response
+
+
+async def _batch_of(request: web.Request, wanted: BatchBody, batch_id: str) -> Batch:
+    """Return a new batch; OpenAIError 400: its file is not there."""
+    files, tenant = request.app[FILES], tenant_of(request)
+    file = await files.find(tenant, wanted.input_file_id)
     if file is None or file.purpose != "batch":
         message = f"there is no file with purpose batch: {wanted.input_file_id[:100]!r}"
         raise refused(message, "input_file_id")
-    now, kept = request.app[FILES].now_ms(), wanted.output_expires_after
-    batch = Batch(
-        id=f"batch_{secrets.token_hex(12)}",
+    now, kept = files.now_ms(), wanted.output_expires_after
+    return Batch(
+        id=batch_id,
         tenant=tenant,
         created_ms=now,
         boot=0,
@@ -65,7 +94,6 @@ async def create_batch(request: web.Request) -> web.StreamResponse:
         output_seconds=kept.seconds if kept else None,
         metadata=wanted.metadata,
     )
-    return await answer((await request.app[BATCHES].insert(batch)).view())
 
 
 def _read_body(body: object) -> BatchBody:

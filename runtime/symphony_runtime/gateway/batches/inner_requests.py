@@ -7,7 +7,7 @@ is closed to end it: as with a client that goes away, its run ends.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -23,19 +23,25 @@ from symphony_runtime.gateway.admission.rate_limit import ASKING
 from symphony_runtime.gateway.errors import problems_middleware
 from symphony_runtime.gateway.http.context import SERVICES
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
-from symphony_runtime.gateway.openai.handlers import PRIORITY
+from symphony_runtime.gateway.openai.handlers import PRIORITY, REFUSED_BY_RUN, USED
+from symphony_runtime.gateway.openai.program_messages import Usage
 
 _LIMIT = 1 << 16  # of the reader's buffer, before it would pause a connection
 
 
 @dataclass(frozen=True, slots=True)
 class InnerAnswer:
-    """An answer. `run_id` is "" if no run was started."""
+    """An answer. `run_id` is "" if no run was started; `by_run`: its run refused.
+
+    `usage` are its tokens.
+    """
 
     status: int
     body: bytes
     run_id: str
     retry_after: float | None
+    by_run: bool = False
+    usage: Usage = field(default_factory=Usage)
 
 
 class InnerConnection(asyncio.Transport):
@@ -131,7 +137,10 @@ async def make_request(
         whole = cast(bytes, response.body or b"")
     retry = response.headers.get(hdrs.RETRY_AFTER)
     run_id = response.headers.get("X-Run-Id", "")
-    return InnerAnswer(response.status, whole, run_id, float(retry) if retry else None)
+    seconds = float(retry) if retry else None
+    by_run = request.get(REFUSED_BY_RUN, False)
+    usage = request.get(USED) or Usage()
+    return InnerAnswer(response.status, whole, run_id, seconds, by_run, usage)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ A blank line is skipped. Lines are read one at a time; one that is too long is n
 """
 
 import hashlib
-import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,12 +19,14 @@ from symphony_kernel.protocol.limits import (
     JSON_COST_MAX,
 )
 
+from symphony_runtime.bounded_json import DeepJsonError, load_json
 from symphony_runtime.gateway.http.context import to_json
 from symphony_runtime.gateway.http.json_cost import parse_cost
 
 _COSTLY_BYTES = 64 << 10  # the values of longer lines are counted before they are parsed
 _SHOWN_CHARACTERS = 100
 _DIGEST_BYTES = 16
+_RESPONSES = "/v1/responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,9 @@ def parse_line(line: Line, endpoint: str) -> BatchRequest:
         raise LineError("invalid_body", "`body` must be a JSON object", "body")
     if body.get("stream"):
         raise LineError("invalid_body", "`stream` must be false: a batch streams nothing", "body")
+    if endpoint == _RESPONSES and body.get("background") is True:
+        message = "`background` must be false: a batch waits for each answer"
+        raise LineError("invalid_body", message, "body")
     try:
         custom_id.encode()
         return BatchRequest(custom_id, to_json(body))
@@ -142,14 +146,12 @@ def _parse(data: bytes) -> Any:
     if len(data) > _COSTLY_BYTES and parse_cost(data, JSON_COST_MAX) > JSON_COST_MAX:
         raise LineError("line_too_long", "the line has too many values")
     try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return load_json(data)
+    except DeepJsonError as error:
+        raise LineError("invalid_json_line", f"the line {error}") from None
+    except ValueError as error:
         words = str(error)[:_SHOWN_CHARACTERS]
         raise LineError("invalid_json_line", f"the line is not JSON: {words}") from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 class Validator:

@@ -11,7 +11,7 @@ in one transaction, so each line has its result once, also after a death.
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from symphony_kernel.protocol.limits import TENANT_BATCHES_KEPT_MAX
 
@@ -37,6 +37,25 @@ class NotOwnerError(Exception):
     """The batch was deleted, has ended, or another gateway owns it."""
 
 
+class Tokens(NamedTuple):
+    """The tokens of answers; those of the prompt with the cached ones."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    reasoning: int = 0
+
+    def view(self) -> dict[str, Any]:
+        """Return OpenAI's object."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.completion,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What has a result: all lines before `line`, which starts at `start`, and those in `done`."""
@@ -46,6 +65,7 @@ class Progress:
     done: tuple[int, ...] = ()
     completed: int = 0
     failed: int = 0
+    usage: Tokens = field(default_factory=Tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +130,7 @@ class Batch:
                 "completed": self.progress.completed,
                 "failed": self.progress.failed,
             },
+            "usage": self.progress.usage.view(),
             "metadata": self.metadata,
         }
 
@@ -117,7 +138,7 @@ class Batch:
 _COLUMNS = (
     "id, tenant, created_ms, boot, version, status, endpoint, input_file, output_seconds,"
     " expires_ms, metadata, times, errors, output_bytes, error_bytes, total, completed, failed,"
-    " line, start, done, resumes"
+    " line, start, done, resumes, usage"
 )
 
 
@@ -128,6 +149,7 @@ def _batch(row: Row) -> Batch:
     values["errors"] = tuple(values["errors"])
     values["progress"] = Progress(
         done=tuple(json.loads(values.pop("done"))),
+        usage=Tokens(*json.loads(values.pop("usage"))),
         **{name: values.pop(name) for name in ("line", "start", "completed", "failed")},
     )
     return Batch(**values)
@@ -232,12 +254,12 @@ def store_results(connection: Connection, batch: Batch, output: bytes, errors: b
     progress = batch.progress
     sql = (
         "UPDATE batches SET version = version + 1, line = ?, start = ?, done = ?, completed = ?,"
-        " failed = ?, output_bytes = ?, error_bytes = ?, resumes = 0"
+        " failed = ?, usage = ?, output_bytes = ?, error_bytes = ?, resumes = 0"
         " WHERE id = ? AND boot = ? AND version = ? AND status = ?"
     )
     values = (
         progress.line, progress.start, json.dumps(progress.done), progress.completed,
-        progress.failed, batch.output_bytes, batch.error_bytes,
+        progress.failed, json.dumps(progress.usage), batch.output_bytes, batch.error_bytes,
         batch.id, batch.boot, batch.version - 1, batch.status,
     )  # fmt: skip
     if not _changed(connection, batch, sql, values):

@@ -2,11 +2,12 @@
 
 import json
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
+from symphony_runtime.gateway.batches.inner_requests import InnerAnswer
 from symphony_runtime.gateway.batches.lines import Line
-from symphony_runtime.gateway.batches.records import Progress
+from symphony_runtime.gateway.batches.records import Progress, Tokens
 from symphony_runtime.gateway.http.context import compact, to_json
 
 WINDOW_LINES = 1_024  # from the first line without a result to the last one that has begun
@@ -20,22 +21,26 @@ class Result:
     number: int
     data: bytes  # a line of a result file
     status: int | None
+    usage: Tokens = field(default_factory=Tokens)
 
     @property
     def failed(self) -> bool:
         return self.status != 200
 
 
-def answered(
-    batch_id: str, line: Line, custom_id: str, status: int, run_id: str, body: bytes
-) -> Result:
+def answered(batch_id: str, line: Line, custom_id: str, found: InnerAnswer) -> Result:
     """Return the result of a request that was answered with JSON."""
+    body, used = found.body, found.usage
     if b"\n" in body:
         body = to_json(json.loads(body))
-    request_id = run_id or _request_id(batch_id, line)
+    request_id = found.run_id or _request_id(batch_id, line)
     head = f'{{"id":{compact(_request_id(batch_id, line))},"custom_id":{compact(custom_id)}'
-    response = f',"response":{{"status_code":{status},"request_id":{compact(request_id)},"body":'
-    return Result(line.number, (head + response).encode() + body + b'},"error":null}\n', status)
+    response = (
+        f',"response":{{"status_code":{found.status},"request_id":{compact(request_id)},"body":'
+    )
+    data = (head + response).encode() + body + b'},"error":null}\n'
+    tokens = Tokens(used.prompt, used.cached, used.completion, used.reasoning)
+    return Result(line.number, data, found.status, tokens)
 
 
 def not_run(batch_id: str, line: Line, custom_id: str, reason: tuple[str, str]) -> Result:
@@ -72,17 +77,20 @@ class Frontier:
         """Note the next line, whether it has a result or not."""
         self._begun.append(replace(line, data=None))
 
-    def add(self, results: Iterable[Result]) -> Progress:
+    def add(self, results: Collection[Result]) -> Progress:
         """Return the progress with some results more."""
         completed, failed = self.progress.completed, self.progress.failed
         for result in results:
             self._done.add(result.number)
             completed += result.status == 200
             failed += result.status not in (200, None)
+        each = [self.progress.usage, *(result.usage for result in results)]
+        usage = Tokens(*map(sum, zip(*each, strict=True)))
         line, start = self.progress.line, self.progress.start
         while self._begun and self._begun[0].number in self._done:
             first = self._begun.popleft()
             self._done.remove(first.number)
             line, start = first.number + 1, first.end
-        self.progress = Progress(line, start, tuple(sorted(self._done)), completed, failed)
+        done = tuple(sorted(self._done))
+        self.progress = Progress(line, start, done, completed, failed, usage)
         return self.progress

@@ -2,7 +2,7 @@
 
 from symphony_runtime.gateway.batches import handlers as batches
 from symphony_runtime.gateway.files import handlers as files
-from symphony_runtime.gateway.http.route import LIMIT, Answer, Parameter, Route
+from symphony_runtime.gateway.http.route import LIMIT, ONCE, Answer, Parameter, Route
 
 _AFTER = Parameter("after", "the `last_id` of the page before")
 
@@ -41,8 +41,8 @@ FILE_AND_BATCH_ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/batches", "createBatch", batches.create_batch,
         "Run the requests of a file, at low priority",
-        {200: Answer("it is checked, then run", "Batch")}, problems=(404, 507),
-        body=("application/json", "BatchRequest"), errors="OpenAIError",
+        {200: Answer("it is checked, then run", "Batch")}, problems=(404, 409, 422, 507),
+        parameters=(ONCE,), body=("application/json", "BatchRequest"), errors="OpenAIError",
     ),
     Route(
         "GET", "/v1/batches", "listBatches", batches.list_batches, "List batches",

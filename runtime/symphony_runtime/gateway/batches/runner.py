@@ -231,9 +231,7 @@ class BatchRun:
         found = await self._answer(request)
         if found is None:
             return None
-        return answered(
-            self.batch.id, line, request.custom_id, found.status, found.run_id, found.body
-        )
+        return answered(self.batch.id, line, request.custom_id, found)
 
     async def _answer(self, request: BatchRequest) -> InnerAnswer | None:
         """Return the answer of a request, repeated while it is refused; None: halted."""
@@ -248,13 +246,11 @@ class BatchRun:
                 )
             finally:
                 self._connections.discard(connection)
-            if connection.is_closing():
-                continue  # halted; or cut off, as a client that holds too many bytes
-            if found.status < 500 and found.status not in _REFUSED:
-                return found
-            # A run that was killed by a limit, or failed, may do so again.
-            if found.status not in _REFUSED or _LIMIT_HIT in found.body:
-                failures += 1
+            # A closed connection: halted; or cut off, as a client that holds too many bytes.
+            if not connection.is_closing():
+                if found.status < 500 and found.status not in _REFUSED:
+                    return found
+                failures += _may_repeat_itself(found)
                 if failures >= BATCH_REQUEST_FAILURES_MAX:
                     return found
             with contextlib.suppress(TimeoutError):
@@ -345,3 +341,8 @@ class BatchRun:
         """Yield the lines from the first one without a result on."""
         progress = self.batch.progress
         return read_lines(self._content(progress.start), progress.line, progress.start)
+
+
+def _may_repeat_itself(found: InnerAnswer) -> bool:
+    """Return whether another try may fail for the same reason: the run's, not the server's."""
+    return found.status not in _REFUSED or found.by_run or _LIMIT_HIT in found.body

@@ -6,6 +6,7 @@ Each is a task of its own, which is cancelled with the program's ticket or at th
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -19,6 +20,8 @@ from symphony_runtime.gateway.egress.metrics import EgressMetrics
 
 if TYPE_CHECKING:
     from symphony_runtime.gateway.egress.mcp.tools import McpTools
+
+_UNTRACED: Mapping[str, str] = {}
 
 
 class Egress:
@@ -41,8 +44,12 @@ class Egress:
         if self._tools is not None:
             await self._tools.stop()
 
-    async def perform(self, what: str, tenant: str, request: Any) -> bytes:
+    async def perform(
+        self, what: str, tenant: str, request: Any, trace: Mapping[str, str] = _UNTRACED
+    ) -> bytes:
         """Make a call of a tenant's program; return its result.
+
+        `trace` are headers that name the call's span, for servers that may get them.
 
         Raises SyscallError: the program's errno; EAGAIN, the tenant has too many calls in progress.
         """
@@ -50,11 +57,11 @@ class Egress:
             if what == "tools":
                 return b"\x90" if self._tools is None else await self._tools.list(tenant)
             if isinstance(request, HttpRequest):
-                return await self._http.call(tenant, request)
+                return await self._http.call(tenant, request, trace)
             assert isinstance(request, ToolRequest)
             if self._tools is None:
                 raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
-            return await self._tools.call(tenant, request)
+            return await self._tools.call(tenant, request, trace)
 
     def statistics(self) -> dict[str, Any]:
         tools = {} if self._tools is None else self._tools.statistics()

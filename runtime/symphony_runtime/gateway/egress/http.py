@@ -10,7 +10,7 @@ serves a request.
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 from urllib.parse import urljoin
@@ -48,6 +48,8 @@ _SAFE = frozenset({"GET", "HEAD"})  # methods without effects
 _IN_THREAD_BYTES = 16 << 10  # of an answer: larger ones are masked in a thread
 # Less than most servers keep an idle connection: a request on one that they close would fail.
 _KEPT_SECONDS = 4.0
+
+_UNTRACED: Mapping[str, str] = {}
 
 Turn = AbstractAsyncContextManager[None]
 
@@ -133,8 +135,12 @@ class HttpEgress:
             await session.close()
         self._sessions.clear()
 
-    async def call(self, tenant: str, request: HttpRequest) -> bytes:
+    async def call(
+        self, tenant: str, request: HttpRequest, trace: Mapping[str, str] = _UNTRACED
+    ) -> bytes:
         """Make a request; return msgpack {status, headers, body}.
+
+        `trace` are headers for rules that have `trace_context`; the program's own remain.
 
         Raises SyscallError: EACCES, the tenant may not, or a secret may not go there; ENOENT, no
         such secret; EFBIG, the answer is too large; EAGAIN, bodies of the tenant's calls hold too
@@ -146,7 +152,7 @@ class HttpEgress:
             async with asyncio.timeout(most_ms / 1000):
                 with HeldBytes(self._held, tenant) as held:
                     held.add(len(request.body))
-                    return await self._follow(tenant, request, held, injected)
+                    return await self._follow(tenant, request, held, injected, trace)
         except SyscallError as error:
             if not injected:
                 raise
@@ -162,14 +168,23 @@ class HttpEgress:
             raise SyscallError(Errno.EIO, words) from (None if injected else error)
 
     async def _follow(
-        self, tenant: str, request: HttpRequest, held: HeldBytes, injected: Injected
+        self,
+        tenant: str,
+        request: HttpRequest,
+        held: HeldBytes,
+        injected: Injected,
+        trace: Mapping[str, str],
     ) -> bytes:
         for _ in range(HTTP_REDIRECTS_MAX + 1):
-            session = self._session(self._rule(tenant, request), tenant)
+            rule = self._rule(tenant, request)
+            session = self._session(rule, tenant)
+            headers = injected.headers(request)
+            if rule.trace_context and not trace.keys() & headers.keys():
+                headers = {**headers, **trace}
             async with session.request(
                 request.method,
                 request.url,
-                headers=injected.headers(request),
+                headers=headers,
                 data=request.body or None,
                 allow_redirects=False,
                 skip_auto_headers=("Content-Type",),

@@ -19,6 +19,7 @@ from symphony_runtime.gateway.files.store import Upload
 from symphony_runtime.gateway.http.context import check_unencoded, services, tenant_of
 
 _CHUNK_BYTES = 64 << 10
+_LINES_BEFORE = 16  # of which one is the form's first boundary
 _BYTE_SECONDS = 2e-8  # processor time for a byte of an upload, about: the form and the database
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ async def read_form(
     fields: dict[str, str] = {}
     upload, name = None, ""
     try:
-        reader = MultipartReader(request.headers, request.content)
+        reader = _Reader(request.headers, request.content)
         for _ in range(FORM_FIELDS_MAX):
             part = await _timely(reader.next())
             if part is None:
@@ -66,6 +67,19 @@ async def read_form(
     except BaseException:
         await _remove(request, upload)
         raise
+
+
+class _Reader(MultipartReader):
+    """Reads a form. The library would skip any number of lines before it, in one go."""
+
+    _lines_left = _LINES_BEFORE  # until the first boundary
+
+    async def _readline(self) -> bytes:
+        if self._at_bof:
+            if not self._lines_left:
+                raise ValueError(f"its boundary is not among the first {_LINES_BEFORE} lines")
+            self._lines_left -= 1
+        return await super()._readline()
 
 
 async def _remove(request: web.Request, upload: Upload | None) -> None:

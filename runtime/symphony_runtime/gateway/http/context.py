@@ -17,6 +17,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_BODY_BYTES_MAX,
 )
 
+from symphony_runtime.bounded_json import DeepJsonError, load_json
 from symphony_runtime.gateway.admission.rate_limit import ASKING, RateLimiters
 from symphony_runtime.gateway.admission.retry_estimates import EventInterval, retry_after
 from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
@@ -45,6 +46,7 @@ _IN_THREAD_BYTES = 64 << 10  # larger JSON would delay other requests
 _CHUNK_BYTES = 1 << 16  # of a body, read in one call
 _BYTE_SECONDS = 5e-9  # processor time for a byte of a long body, about
 _COST_BYTES = 64  # of memory at most for a unit of `parse_cost`: a list of two bytes takes 96
+_ANY_COST = 1 << 62
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -208,6 +210,26 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
         return await run_charged(request, lambda: _parse(body))
 
 
+async def load_kept_json(request: web.Request, text: str) -> Any:
+    """Return JSON that the server has made of a tenant's and kept. Memory as in `parse_json`.
+
+    Raises Problem: 429 and 503 as `BodyMemory.hold`.
+    """
+
+    def cost() -> int:
+        return parse_cost(text.encode(), _ANY_COST)
+
+    async with services(request).tenant_locks.of(body_owner(request)):
+        size = len(text) + _COST_BYTES * await run_sized(request, len(text), cost)
+        services(request).bodies.hold(request, body_owner(request), size)
+        return await run_sized(request, len(text), lambda: json.loads(text))
+
+
+async def run_sized(request: web.Request, size: int, work: Callable[[], T]) -> T:
+    """Run work on about `size` bytes: at once, or as `run_charged` if it would delay others."""
+    return await run_charged(request, work) if size > _IN_THREAD_BYTES else work()
+
+
 async def run_charged(request: web.Request, work: Callable[[], T]) -> T:
     """Run work in a thread, and charge its processor time to the request's tenant."""
     spent = 0.0
@@ -229,14 +251,11 @@ async def run_charged(request: web.Request, work: Callable[[], T]) -> T:
 
 def _parse(body: bytes) -> Any:
     try:
-        # Decoded here: json.loads also takes UTF-16, whose values are not counted. A BOM may come.
-        return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return load_json(body)
+    except DeepJsonError as error:
+        raise bad_request("bad-json", f"the body {error}") from None
+    except ValueError as error:
         raise bad_request("bad-json", f"the body is not JSON: {error}") from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 async def answer(document: dict[str, Any], status: int = 200) -> web.Response:

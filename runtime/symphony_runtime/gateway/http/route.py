@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
+from symphony_kernel.protocol.limits import (
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    PAGE_ITEMS_DEFAULT,
+    PAGE_ITEMS_MAX,
+)
 
 from symphony_runtime.gateway.errors import Handler
 
@@ -62,8 +66,13 @@ class Route:
 
     @property
     def writes(self) -> bool:
-        """Whether it may change something. A read-only key is refused then."""
+        """Whether it may change something."""
         return self.method != "GET" or self.name in _TWO_WAYS
+
+    @property
+    def refuses_readers(self) -> bool:
+        """Whether a read-only key is refused; if not, the handler refuses what writes."""
+        return self.writes and self.name not in _READS_TOO
 
     @property
     def frees(self) -> bool:
@@ -72,6 +81,7 @@ class Route:
 
 
 _FREE = ("cancelRun", "cancelResponse", "cancelBatch")
+_READS_TOO = ("mcp",)  # a POST also to list tools
 _TWO_WAYS = ("websocket",)  # a GET that then takes messages
 LIMIT = Parameter(
     "limit",
@@ -80,3 +90,9 @@ LIMIT = Parameter(
 )
 FLAG: Schema = {"type": "string", "enum": ["0", "1", "false", "true"]}
 AFTER = Parameter("after", "the `next` of the page before")
+ONCE = Parameter(
+    "Idempotency-Key",
+    "a text that the client chooses: a repeated request gets the first one's answer, for a day",
+    {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
+    "header",
+)

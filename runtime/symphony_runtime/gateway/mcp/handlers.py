@@ -60,6 +60,7 @@ from symphony_runtime.gateway.mcp.messages import (
 )
 from symphony_runtime.gateway.mcp.tools import Outcome, describe, failure
 from symphony_runtime.gateway.runs.events.reader import Event
+from symphony_runtime.gateway.tenancy.authentication import authorization_of
 
 SESSION_HEADER = "Mcp-Session-Id"
 _HEARTBEAT_SECONDS = 15.0  # so that proxies do not close the connection of a long call
@@ -116,10 +117,16 @@ def _take_notification(request: web.Request, message: JSONRPCNotification) -> No
     request_id = (message.params or {}).get("requestId")
     if message.method != _CANCELLED or not isinstance(request_id, str | int):
         return
+    _check_not_read_only(request)
     if (mark := _mark(request, request_id)) is not None:
         run = request.app[MCP].calls.find(mark)
         if run is not None:
             services(request).runs.kill(run, "it was cancelled")
+
+
+def _check_not_read_only(request: web.Request) -> None:
+    """Check that the key may do more than list tools; Problem 403."""
+    services(request).keys.admit(authorization_of(request.headers), writes=True)
 
 
 def _mark(request: web.Request, request_id: str | int) -> Mark | None:
@@ -197,6 +204,7 @@ class _Exchange:
         return ListToolsResult(tools=tools, next_cursor=following)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Outcome:
+        _check_not_read_only(self._request)
         server, tenant = services(self._request), tenant_of(self._request)
         program = None if ":" in name else await server.programs.find(tenant, name)
         if program is None:

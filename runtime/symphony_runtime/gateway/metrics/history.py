@@ -17,7 +17,7 @@ _TENANTS_MAX = 100  # with figures of their own; further ones have none
 _RATES = {
     "decode_tokens": "decode_tokens",
     "prefill_tokens": "prefill_tokens",
-    "cached_tokens": "prefix_cache_hit_tokens",
+    "cached_tokens": "cached_tokens",
     "device_busy": "step_ms",
     "steps": "steps",
     "rows": "rows",
@@ -26,6 +26,7 @@ _RATES = {
 }
 _LEVELS = {
     "preds_waiting": "waiting",
+    "tokens_waiting": "waiting_tokens",
     "pages_device": "tiers_device_pages",
     "pages_host": "tiers_host_pages",
     "pages_disk": "tiers_disk_pages",
@@ -38,7 +39,7 @@ _TENANT_RATES = {
     "cached_tokens": "cached_tokens",
     "runs_started": "runs_started",
 }
-_TENANT_LEVELS = {"kv_pages": "pages", "runs_live": "runs_live"}
+_TENANT_LEVELS = {"kv_pages": "pages", "runs_live": "runs_live", "tokens_waiting": "waiting_tokens"}
 Counts = Mapping[str, float]
 # Returns the server's counters and those of each tenant.
 Read = Callable[[], Awaitable[tuple[Counts, Mapping[str, Counts]]]]
@@ -139,9 +140,17 @@ class History:
             del self._tenants[name]
 
     # -- Views ---------------------------------------------------------------------------------
-    def server(self) -> _Series:
-        """Return the server's figures; `step_rows` and `device_busy` are derived."""
-        view = self._server.view(self._step, self._count)
+    @property
+    def step(self) -> int:
+        """The number of the last step."""
+        return self._step
+
+    def server(self, steps: int = STEPS) -> _Series:
+        """Return the server's figures of the last steps.
+
+        `step_rows` and `device_busy` are derived.
+        """
+        view = self._server.view(self._step, min(self._step + 1, steps))
         view["step_rows"] = [
             rows / steps if rows is not None and steps else None
             for rows, steps in zip(view.pop("rows"), view.pop("steps"), strict=True)
@@ -151,16 +160,12 @@ class History:
         ]
         return view
 
-    def tenant(self, name: str) -> _Series:
+    def tenant(self, name: str, steps: int = STEPS) -> _Series:
         ring = self._tenants.get(name) or Ring(_TENANT_RATES, _TENANT_LEVELS)
-        return ring.view(self._step, self._count)
+        return ring.view(self._step, min(self._step + 1, steps))
 
-    def tenants(self) -> dict[str, _Series]:
-        return {name: self.tenant(name) for name in self._tenants}
-
-    @property
-    def _count(self) -> int:
-        return min(self._step + 1, STEPS)
+    def tenants(self, steps: int = STEPS) -> dict[str, _Series]:
+        return {name: self.tenant(name, steps) for name in self._tenants}
 
 
 def _number(value: float) -> float | None:

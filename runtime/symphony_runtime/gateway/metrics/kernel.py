@@ -21,14 +21,14 @@ COUNTERS = (
     "calls", "failed", "dropped", "steps", "rows", "decode_rows", "decode_steps", "prefill_tokens",
     "decode_tokens", "preds", "preds_starved",
     "preds_guessed", "preds_guessed_in_vain", "step_ms", "copies", "prefix_cache_query_tokens",
-    "prefix_cache_hit_tokens", "prefix_cache_evicted_pages",
+    "prefix_cache_hit_tokens", "prefix_cache_shared_tokens", "prefix_cache_evicted_pages",
     "tiers_saved_pages", "tiers_loaded_pages", "tiers_dropped_pages", "tiers_spilled_pages",
     "tiers_read_pages", "tiers_moved_bytes", "tiers_move_ms", "audits", "stalls",
 )  # fmt: skip
 # Counters that a kernel restores from its journal; the others start at zero.
 REMEMBERED = (
     "calls", "failed", "dropped", "prefix_cache_query_tokens", "prefix_cache_hit_tokens",
-    "prefix_cache_evicted_pages",
+    "prefix_cache_shared_tokens", "prefix_cache_evicted_pages",
 )  # fmt: skip
 USED = ("prompt_tokens", "cached_tokens", "completion_tokens")  # of each tenant
 

@@ -19,7 +19,21 @@ _BELOW = (
     "/v1/batches/",
 )  # these routes have OpenAI's errors, too
 # The first parts of paths below /v1 that are routes of our own: their errors are problems.
-OUR_PARTS = frozenset({"admin", "history", "key", "kv", "limits", "programs", "runs", "secrets"})
+OUR_PARTS = frozenset(
+    {
+        "admin",
+        "history",
+        "key",
+        "kv",
+        "kv-pages",
+        "kv-tokens",
+        "limits",
+        "prefixes",
+        "programs",
+        "runs",
+        "secrets",
+    }
+)
 # OpenAI's routes that are not served.
 UNSERVED = {
     "assistants": "assistants are", "audio": "audio is",

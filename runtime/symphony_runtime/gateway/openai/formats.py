@@ -14,6 +14,8 @@ from typing import Any, Final
 class ToolFormat:
     """A family's calls: `begin` opens one, or a list of them (`listed`), and `end` closes it.
 
+    args             stands between a call's name and its arguments, and a call is nothing else; ""
+                     if a call is a JSON object
     opened, closed   the text between the markers and a call, as the family's templates write it
     between          the text between two calls; "" if the family writes only one
     bare             calls may stand at the answer's beginning without `begin`
@@ -35,12 +37,14 @@ class ToolFormat:
     arguments: str = "arguments"
     id_characters: int = 24
     in_template: bool = True
+    args: str = ""
 
     def parser(self, names: list[str], *, single: bool) -> dict[str, Any]:
         """Return what the program's parser needs."""
         return {
             "begin": self.begin,
             "end": self.end,
+            "args": self.args,
             "listed": self.listed,
             "bare": self.bare,
             "names": names,
@@ -56,6 +60,9 @@ TOOL_FORMATS: Final = (
     ToolFormat(  # Mistral's instruct models up to tokenizer v7
         "mistral", ("[TOOL_CALLS]",), "[ARGS]", "[TOOL_CALLS]",
         between=", ", listed=True, id_characters=9,
+    ),
+    ToolFormat(  # Mistral's models from tokenizer v11 on
+        "mistral11", ("[ARGS]",), "", "[TOOL_CALLS]", args="[ARGS]", id_characters=9
     ),
     ToolFormat(  # Llama 3.1 to 3.3: one call an answer
         "llama3", ('{"name": function name, "parameters": dictionary',), "",
@@ -79,7 +86,8 @@ class AnswerFormat:
 
     def spelt(self) -> dict[int, str]:
         """Return the special tokens among the markers, which the program has to spell."""
-        markers = {self.tools.begin, self.tools.end, *(self.think or ())} & self.special
+        tools = self.tools
+        markers = {tools.begin, tools.end, tools.args, *(self.think or ())} & self.special
         return {(self.added or {})[marker]: marker for marker in sorted(markers)}
 
     def literal(self, marker: str) -> str:

@@ -17,11 +17,13 @@ from symphony_kernel.protocol.limits import (
 
 from symphony_runtime.gateway.admission.rate_limit import TOKENS, tokens_refused
 from symphony_runtime.gateway.connections.slow_readers import WRITING
+from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http.context import (
     answer,
     parse_json,
     read_body,
-    run_off_loop,
+    run_charged,
+    run_sized,
     services,
     tenant_of,
     to_any_json,
@@ -37,6 +39,7 @@ from symphony_runtime.gateway.http.responses import send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.openai.completions import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
+from symphony_runtime.gateway.openai.program_messages import Usage
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits, read_model
 from symphony_runtime.gateway.openai.requests.parsing import (
     ParsedRequest,
@@ -57,8 +60,8 @@ from symphony_runtime.gateway.openai.run_records import (
 from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stream, answer_whole
 from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.openai.stored.conversation import join_conversation
-from symphony_runtime.gateway.openai.stored.items import check_items
 from symphony_runtime.gateway.openai.stored.kept import request_text
+from symphony_runtime.gateway.otlp.answers import watch_answer
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
@@ -109,6 +112,9 @@ class OpenAI:
 
 OPENAI = web.AppKey("openai", OpenAI)
 PRIORITY = web.RequestKey("priority", int)  # of the request's run, if not the usual one
+USED = web.RequestKey("used", Usage)  # the tokens of the request's answer, if it was sent whole
+# Its program has refused the request, or its answer takes too much memory.
+REFUSED_BY_RUN = web.RequestKey("refused_by_run", bool)
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
@@ -124,9 +130,7 @@ async def get_model(request: web.Request) -> web.StreamResponse:
     name, model = request.match_info["model"], await server.model()
     if name == model.name:
         return await answer(_model_view(server, model))
-    program = await server.programs.find(tenant_of(request), name)
-    if program is None:
-        raise no_such_model(name)
+    program = await _find_program(server.programs, tenant_of(request), name)
     return await answer({**_program_view(program), "id": name})
 
 
@@ -155,6 +159,14 @@ def _shaped(shape: type[Shape]) -> MakeShape:
     )
 
 
+async def _find_program(programs: Programs, tenant: str, name: str) -> Program:
+    """Return a tenant's program that is a model; OpenAIError 404."""
+    program = await programs.find(tenant, name)
+    if program is None:
+        raise no_such_model(name)
+    return program
+
+
 def _seconds(run: Record) -> int:
     """Return when a run began, in Unix seconds: a repeated answer has the same time."""
     return run.created_ms // 1000
@@ -179,26 +191,26 @@ async def create_answer(
     program: Program | None = None  # the shipped one
     if name == model.name:
         limits = RequestLimits.of(server.runs.limits.of(tenant))
-        wanted = await run_off_loop(len(raw), partial(parse, asked, model, limits))
+        wanted = await run_sized(request, len(raw), partial(parse, asked, model, limits))
     else:
-        program = await server.programs.find(tenant, name)
-        if program is None:
-            raise no_such_model(name)
+        program = await _find_program(server.programs, tenant, name)
         several = parse in (parse_completion, parse_chat)
-        data = raw if asked is body else to_any_json(asked)
+        data = raw if asked is body else await run_charged(request, partial(to_any_json, asked))
         wanted = parse_for_program(asked, data, several=several)
         del data
     kept: str | None = None
     background = keeps and body.get("background") is True
     if keeps and body.get("store") is not False:
         services(request).store.disk.check(tenant)
-        check_items(body.get("input"))
-        kept = request_text(body, name, wanted, shipped=program is None)
+        text = partial(request_text, body, name, wanted, shipped=program is None)
+        kept = await run_sized(request, len(raw), text)
     counts = wanted.n, wanted.choices
     run, batches, headers = await start_program(
         request, program, wanted.job, once, kept, counts, detached=background
     )
     record = run.record if isinstance(run, Run) else run
+    if isinstance(run, Run) and run.spans is not None:
+        batches = watch_answer(request, run.spans, body, batches)
     looks = shape(record, name, wanted, body)
     headers["X-Run-Id"] = record.id
     if background and not wanted.stream and isinstance(looks, ResponseShape):
@@ -216,12 +228,16 @@ async def create_answer(
         if streamed:
             response = await answer_stream(request, batches, looks, headers, hold)
         else:
-            whole = await answer_whole(batches, looks, choices, hold)
+            whole, request[USED] = await answer_whole(batches, looks, choices, hold)
             response = await send_whole(request, whole, headers)
         served = True
-    except OpenAIError as error:
-        served = program is not None  # a program that has told why may end by itself
-        server.runs.admission.set_retry_after(error)
+    except Problem as error:
+        told = isinstance(error, OpenAIError)
+        served = told and program is not None  # a program that has told why may end by itself
+        unstored = isinstance(run, Run) and run.unstored is not None
+        request[REFUSED_BY_RUN] = not unstored and (served or not told)
+        if told:
+            server.runs.admission.set_retry_after(error)
         raise
     finally:
         if client is not None:
@@ -279,7 +295,9 @@ async def start_program(
     asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept)
 
     async def start(run_id: str | None) -> Run:
-        started = await server.runs.start(chosen, asked, tenant=tenant, run_id=run_id)
+        started = await server.runs.start(
+            chosen, asked, tenant=tenant, run_id=run_id, detached=detached
+        )
         if not started.ending:
             server.runs.deliver(started, None)  # a request has no messages
         return started

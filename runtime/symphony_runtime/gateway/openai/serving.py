@@ -110,8 +110,8 @@ def failure_error(failure: Failure) -> OpenAIError:
 
 async def answer_whole(
     batches: AsyncIterator[list[Record]], answer: Answer, choices: int, hold: Hold
-) -> bytes:
-    """Return the whole answer. `hold` counts the bytes that are kept until then.
+) -> tuple[bytes, Usage]:
+    """Return the whole answer, and its tokens. `hold` counts the bytes that are kept until then.
 
     Raises:
         OpenAIError: the program reports a failure.
@@ -149,7 +149,7 @@ async def answer_whole(
     for prompt in prompts:
         for choice in prompt.choices:
             pieces[choice].prompt = prompt.entries
-    return answer.whole(pieces, usage)
+    return answer.whole(pieces, usage), usage
 
 
 async def answer_stream(

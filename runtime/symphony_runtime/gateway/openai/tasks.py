@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgpack
 from aiohttp import web
 from symphony_kernel.protocol.limits import RUN_BODY_BYTES_MAX
 
@@ -17,10 +18,10 @@ from symphony_runtime.gateway.http.context import (
 )
 from symphony_runtime.gateway.http.responses import send_whole
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
-from symphony_runtime.gateway.openai.handlers import OPENAI, check_tokens, start_program
+from symphony_runtime.gateway.openai.handlers import OPENAI, USED, check_tokens, start_program
 from symphony_runtime.gateway.openai.program_messages import Data, Failure, Usage
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
-from symphony_runtime.gateway.openai.requests.parsing import no_such_model
+from symphony_runtime.gateway.openai.requests.parsing import no_such_model, pack
 from symphony_runtime.gateway.openai.requests.tasks import (
     Task,
     parse_detokenize,
@@ -31,7 +32,9 @@ from symphony_runtime.gateway.openai.requests.tasks import (
 )
 from symphony_runtime.gateway.openai.run_records import Batches
 from symphony_runtime.gateway.openai.serving import Hold, failure_error
+from symphony_runtime.gateway.otlp.answers import watch_answer
 from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.record import Record
 
 _TEXT_TIMES = 8  # memory of an answer's JSON, in times the program's data, about
 Parse = Callable[[dict[str, Any], Model, RequestLimits], Task]
@@ -71,28 +74,54 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
     await check_tokens(request, tenant)
     limits = RequestLimits.of(server.runs.limits.of(tenant))
     task = await run_off_loop(len(raw), partial(parse, body, model, limits))
-    run, batches, headers = await start_program(request, None, task.job, None)
-    assert isinstance(run, Run)
-    number, created = run.record.id.removeprefix("run_"), run.record.created_ms // 1000
+    data, usage, run = await run_task(request, task.job, {**body, "model": name})
+    request[USED] = usage
+    number, created = run.id.removeprefix("run_"), run.created_ms // 1000
     head = {"id": prefix + number, "created": created, "model": name} if prefix else {}
+
+    def document() -> bytes:
+        return to_json({**head, **task.shape(data, usage)})
+
+    whole = await run_off_loop(_TEXT_TIMES * len(data), document)
+    return await send_whole(request, whole, {"X-Run-Id": run.id})
+
+
+async def token_bytes(request: web.Request, tokens: bytes) -> list[bytes]:
+    """Return the bytes of each token (u32), by a run in the tenant's name; as `run_task`."""
+    job = pack({"task": "tokenize", "texts": True, "prompts": [tokens]})
+    data, _, _ = await run_task(request, job)
+    found: list[bytes] = msgpack.unpackb(data)[1]
+    return found
+
+
+async def run_task(
+    request: web.Request, job: bytes, asked: dict[str, Any] | None = None
+) -> tuple[bytes, Usage, Record]:
+    """Run a job of the shipped program; return its data, its usage and the run's record.
+
+    `asked` is the body that an operator's traces describe.
+
+    Raises:
+        OpenAIError: the program reports a failure.
+        Problem: as `start_program`, or 429, from the memory of bodies.
+    """
+    server = request.app[OPENAI]
+    run, batches, _ = await start_program(request, None, job, None)
+    assert isinstance(run, Run)
+    if run.spans is not None and asked is not None:
+        batches = watch_answer(request, run.spans, asked, batches)
     server.clients.watch(run, request)
     served = False
     try:
-        hold = partial(services(request).bodies.hold, request, tenant)
+        hold = partial(services(request).bodies.hold, request, tenant_of(request))
         data, usage = await _gather(batches, hold)
-
-        def document() -> bytes:
-            return to_json({**head, **task.shape(data, usage)})
-
-        whole = await run_off_loop(_TEXT_TIMES * len(data), document)
-        response = await send_whole(request, whole, {**headers, "X-Run-Id": run.record.id})
         served = True
     except OpenAIError as error:
         server.runs.admission.set_retry_after(error)
         raise
     finally:
         server.clients.unwatch(run, served=served)
-    return response
+    return data, usage, run.record
 
 
 async def _gather(batches: Batches, hold: Hold) -> tuple[bytes, Usage]:

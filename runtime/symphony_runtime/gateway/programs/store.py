@@ -1,5 +1,7 @@
 """Programs: uploaded modules, their names, and the machine code made of them.
 
+A reference is an id, a name, or a version of a name: `name@` with a digest or its first digits.
+
 Files are on disk (`files`), separate for each tenant: another tenant's upload of the same bytes
 must not show, not even in the time of an upload. An artefact is loaded only if its SHA-256 is the
 one in the database, so that the server runs only machine code that it made. A missing, stale or
@@ -43,6 +45,16 @@ from symphony_runtime.gateway.errors import Problem, bad_request, not_found, par
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.files import ProgramFiles
 from symphony_runtime.gateway.programs.usage import ProgramUsage
+from symphony_runtime.gateway.programs.versions import (
+    count_unneeded,
+    delete_rows,
+    drop_oldest,
+    drop_unneeded,
+    drop_version,
+    find_version,
+    list_versions,
+    point_name,
+)
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection, Row
 from symphony_runtime.gateway.storage.deletion_steps import delete_in_steps, delete_some
@@ -59,6 +71,7 @@ _DEFAULT_ENTRIES = ("_start", "lip_main")
 # A tenant's tables: the key of a row, and the columns of unbounded size.
 _TABLES = {
     "program_names": ("name",),
+    "program_versions": ("name",),
     "programs": ("id", "imports", "exports", "entries", "manifest"),
     "program_bytes": ("id", "body"),
 }
@@ -112,11 +125,40 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """A program that a name points at, or has pointed at."""
+
+    program: Program  # with this name
+    current: bool  # the name points at it
+    added_ms: int  # when it was last uploaded under the name
+    used_ms: int | None
+    runs: int  # that have ended, under any name
+    errors: int  # those that a fault or a limit has ended
+
+    def view(self) -> dict[str, Any]:
+        return {
+            **self.program.view(),
+            "current": self.current,
+            "added_ms": self.added_ms,
+            "used_ms": self.used_ms,
+            "runs": self.runs,
+            "errors": self.errors,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramQuota:
     """How many programs a tenant may keep."""
 
     programs: int  # and also the most names
     bytes: int  # of their modules
+    versions: int  # of each name
+
+    @classmethod
+    def of(cls, at_most: Callable[[str], int]) -> "ProgramQuota":
+        """Return the quota of a tenant's limits."""
+        limits = ("programs", "programs_kept_bytes", "program_versions")
+        return cls(*map(at_most, limits))
 
 
 class Programs:
@@ -124,6 +166,7 @@ class Programs:
 
     def __init__(self, store: Store, data_dir: Path, compiler: Compiler) -> None:
         self.program_usage = ProgramUsage(store, now_ms)
+        self.on_deleted: Callable[[str, str], None] = lambda _tenant, _program: None
         self._store = store
         self._files = ProgramFiles(data_dir / "programs")
         self._compiler = compiler
@@ -165,7 +208,7 @@ class Programs:
             if self._forgotten[tenant] != forgotten:
                 raise not_found("tenant", tenant)  # deleted meanwhile
             if compiled is not None:
-                await self._check_quota(tenant, name, new, quota)
+                await self._make_room(tenant, name, new, quota)
                 await self._write_files(tenant, digest, wasm, compiled.artefact)
                 await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
@@ -174,13 +217,13 @@ class Programs:
                 restore = partial(self._files.restore, tenant, digest, wasm)
                 await self._change_files(tenant, digest, restore)
             if exists and name is not None:
-                await self._set_name(tenant, name, program_id)
+                exists = await self._point(tenant, name, program_id, quota, uploaded=True)
         if not exists:  # it was deleted meanwhile
             return await self.upload(tenant, name, wasm, bounds, quota)
         return await self.get(tenant, program_id), known is None
 
     async def get(self, tenant: str, reference: str) -> Program:
-        """Return a program by its id or a name; Problem 404."""
+        """Return a program by a reference; Problem 404."""
         program = await self.find(tenant, reference)
         if program is None:
             raise not_found("program", reference)
@@ -202,21 +245,35 @@ class Programs:
         return program
 
     async def _read(self, tenant: str, reference: str) -> Program | None:
+        name, at, version = reference.partition("@")
         which, values = "?", [tenant, reference]
         if not reference.startswith("sha256:"):
             which = "(SELECT program FROM program_names WHERE tenant = ? AND name = ?)"
             values = [tenant, *values]
         sql = f"{_SELECT} WHERE p.tenant = ? AND p.id = {which}"
-        row = await self._store.read(lambda c: c.execute(sql, values).fetchone())
+
+        def select(connection: Connection) -> Row | None:
+            if at:
+                return find_version(connection, tenant, name, version)
+            row: Row | None = connection.execute(sql, values).fetchone()
+            return row
+
+        row = await self._store.read(select)
         return _program(row) if row else None
 
-    async def page(self, tenant: str, after: str, limit: int) -> tuple[list[Program], str | None]:
-        """Return a page of a tenant's programs, newest first, and the next page's cursor."""
+    async def page(
+        self, tenant: str, after: str, limit: int, *, unnamed: bool = False
+    ) -> tuple[list[Program], str | None]:
+        """Return a page of a tenant's programs, newest first, and the next page's cursor.
+
+        `unnamed`: only those that are no version of a name.
+        """
         before = parse_cursor(after) if after else (1 << 62, "")
+        which = _UNNAMED if unnamed else ""
 
         def select(connection: Connection) -> list[Row]:
             return connection.execute(
-                f"{_SELECT} WHERE p.tenant = ? AND (p.created_ms, p.id) < (?, ?)"
+                f"{_SELECT} WHERE p.tenant = ? AND (p.created_ms, p.id) < (?, ?){which}"
                 " ORDER BY p.created_ms DESC, p.id DESC LIMIT ?",
                 (tenant, *before, limit + 1),
             ).fetchall()
@@ -245,9 +302,97 @@ class Programs:
         program = await self.get(tenant, reference)
         async with self._change_lock:
             await self._store.write(lambda c: _delete_program(c, program))
-            await self._forget_deleted(program)
+            await self._forget_deleted(tenant, program.id)
         return program
 
+    # -- Versions ------------------------------------------------------------------------------
+    async def versions(self, tenant: str, name: str) -> list[Version]:
+        """Return the versions of a name, the newest first; Problem 404."""
+        with contextlib.suppress(*self._store.errors):  # the counts are older then
+            await self.program_usage.flush()
+        rows = await self._store.read(lambda c: list_versions(c, tenant, name))
+        if not rows:
+            raise not_found("program", name)
+        return [_version(row) for row in rows]
+
+    async def point(
+        self, tenant: str, name: str, reference: str, quota: ProgramQuota | None = None
+    ) -> Program:
+        """Point a name, maybe a new one, at a program; return it. Problem 400, 404, 429."""
+        check_name(name)
+        program = await self.get(tenant, reference)
+        await self._check_quota(tenant, name, 0, quota)
+        async with self._change_lock:
+            if not await self._point(tenant, name, program.id, quota, uploaded=False):
+                self._forget_known()  # another gateway has deleted it
+                raise not_found("program", reference)
+        return await self.get(tenant, name)
+
+    async def delete_version(self, tenant: str, name: str, version: str) -> None:
+        """Drop a version of a name, and the program if no other name has it.
+
+        Raises Problem: 404; 409, the name points at it.
+        """
+        program = await self.get(tenant, f"{name}@{version}")
+        async with self._change_lock:
+            drop = partial(drop_version, tenant=tenant, name=name, program=program.id)
+            gone = await self._store.write(drop)
+            if gone is None:
+                detail = f"{name} points at this version: point it at another one first"
+                raise Problem(409, "version-in-use", detail)
+            await self._forget_dropped(tenant, program.id, gone=gone)
+
+    async def delete_name(self, tenant: str, name: str) -> None:
+        """Delete a name with its versions, and the programs that no other name has; Problem 404."""
+        versions = await self.versions(tenant, name)
+        sql = "DELETE FROM program_names WHERE tenant = ? AND name = ?"
+        async with self._change_lock:
+            await self._store.write(lambda c: _changing(c, sql, (tenant, name)))
+            for version in versions:
+                drop = partial(drop_version, tenant=tenant, name=name, program=version.program.id)
+                gone = await self._store.write(drop) or False
+                await self._forget_dropped(tenant, version.program.id, gone=gone)
+
+    async def _point(
+        self, tenant: str, name: str, program: str, quota: ProgramQuota | None, *, uploaded: bool
+    ) -> bool:
+        """Point a name at a program, and drop the versions past the limit; False: it is gone."""
+        now = self.program_usage.now_ms()
+        point = partial(
+            point_name, tenant=tenant, name=name, program=program, now_ms=now, uploaded=uploaded
+        )
+        pointed = await self._store.write(point, tenant)
+        self._forget_known()
+        if not pointed:
+            return False
+        if quota is not None:
+            oldest = partial(drop_oldest, tenant=tenant, name=name, most=quota.versions)
+            while dropped := await self._store.write(oldest):
+                program, gone = dropped
+                await self._forget_dropped(tenant, program, gone=gone)
+        return True
+
+    async def _make_room(
+        self, tenant: str, name: str | None, new: int, quota: ProgramQuota | None
+    ) -> None:
+        """Drop older versions until a new program fits into the quota; Problem 429."""
+        await self._check_quota(tenant, name, new, quota)
+        while quota is not None:
+            programs, size, names = await self._store.read(lambda c: _kept(c, tenant, name))
+            full = _over(quota, None, new, programs, size, names)
+            if full is None:
+                return
+            dropped = await self._store.write(partial(drop_unneeded, tenant=tenant))
+            if dropped is None:
+                raise full
+            await self._forget_dropped(tenant, dropped, gone=True)
+
+    async def _forget_dropped(self, tenant: str, program: str, *, gone: bool) -> None:
+        self._forget_known()
+        if gone:
+            await self._forget_deleted(tenant, program)
+
+    # -- Deletion ------------------------------------------------------------------------------
     async def delete_unused(self, tenant: str, program_id: str, before_ms: int) -> Program | None:
         """Delete a program; None: it was used after `before_ms`, or is gone."""
         program = await self.find(tenant, program_id)
@@ -257,13 +402,14 @@ class Programs:
         async with self._change_lock:
             if not await self._store.write(lambda c: _delete_program(c, program, before_ms)):
                 return None
-            await self._forget_deleted(program)
+            await self._forget_deleted(tenant, program.id)
         return program
 
-    async def _forget_deleted(self, program: Program) -> None:
+    async def _forget_deleted(self, tenant: str, program: str) -> None:
         self._forget_known()
-        self.program_usage.forget(program.tenant, program.id)
-        await self._remove_files(program.tenant, _digest(program.id))
+        self.program_usage.forget(tenant, program)
+        self.on_deleted(tenant, program)
+        await self._remove_files(tenant, _digest(program))
 
     def cancel_compilations(self, tenant: str) -> None:
         """Cancel a tenant's compilations: their uploads fail with 404."""
@@ -419,14 +565,19 @@ class Programs:
     async def _check_quota(
         self, tenant: str, name: str | None, new: int, quota: ProgramQuota | None
     ) -> None:
-        """Check a tenant's quota for `new` bytes (0: no module) and a name; Problem 429."""
+        """Check a tenant's quota for `new` bytes (0: no module) and a name; Problem 429.
+
+        Older versions do not count: they make room.
+        """
         if quota is None:
             return
         programs, size, names = await self._store.read(lambda c: _kept(c, tenant, name))
-        if (new and programs >= quota.programs) or (name is not None and names >= quota.programs):
-            raise _full("programs", f"{quota.programs} programs, or names of them", quota.programs)
-        if new and size + new > quota.bytes:
-            raise _full("programs_kept_bytes", f"{quota.bytes} bytes of programs", quota.bytes)
+        if _over(quota, name, new, programs, size, names) is None:
+            return
+        older, older_size = await self._store.read(lambda c: count_unneeded(c, tenant))
+        full = _over(quota, name, new, programs - older, size - older_size, names)
+        if full is not None:
+            raise full
 
     async def _share(self, tenant: str, digest: str, wasm: bytes) -> None:
         """Store a program's bytes for other gateways."""
@@ -475,22 +626,15 @@ class Programs:
             self._forget_known()  # another gateway has deleted it
         return bool(exists)
 
-    async def _set_name(self, tenant: str, name: str, program: str) -> None:
-        values = (tenant, name, program, self.program_usage.now_ms(), tenant)
-        sql = (
-            "INSERT INTO program_names VALUES (?, ?, ?, ?,"
-            " (SELECT COALESCE(MAX(turn), 0) + 1 FROM program_names WHERE tenant = ?))"
-            " ON CONFLICT (tenant, name) DO UPDATE SET"
-            " program = excluded.program, named_ms = excluded.named_ms, turn = excluded.turn"
-        )
-        await self._store.write(lambda c: _changing(c, sql, values), tenant)
-        self._forget_known()
-
 
 _SELECT = """SELECT p.*, (
     SELECT n.name FROM program_names n WHERE n.tenant = p.tenant AND n.program = p.id
     ORDER BY n.turn DESC LIMIT 1 -- the newest one
 ) AS name FROM programs p"""
+_UNNAMED = (
+    " AND NOT EXISTS (SELECT 1 FROM program_versions v"
+    " WHERE v.tenant = p.tenant AND v.program = p.id)"
+)
 
 
 async def digest_of(wasm: bytes) -> str:
@@ -527,6 +671,17 @@ def _refusal(problems: list[str]) -> Problem:
     return bad_request("program-refused", "; ".join(problems), problems=problems)
 
 
+def _over(
+    quota: ProgramQuota, name: str | None, new: int, programs: int, size: int, names: int
+) -> Problem | None:
+    """Return the problem if a tenant with this much may not keep `new` bytes, or a name, more."""
+    if (new and programs >= quota.programs) or (name is not None and names >= quota.programs):
+        return _full("programs", f"{quota.programs} programs, or names of them", quota.programs)
+    if new and size + new > quota.bytes:
+        return _full("programs_kept_bytes", f"{quota.bytes} bytes of programs", quota.bytes)
+    return None
+
+
 def _full(limit: str, what: str, most: int) -> Problem:
     detail = f"the tenant may keep {what}: delete some"
     # Only a deletion frees some of the quota.
@@ -548,6 +703,11 @@ def _program(row: Row) -> Program:
     )
 
 
+def _version(row: Row) -> Version:
+    counts = (row["used_ms"], row["runs"], row["errors"])
+    return Version(_program(row), bool(row["current"]), row["added_ms"], *counts)
+
+
 def _changing(connection: Connection, sql: str, values: tuple[Any, ...]) -> None:
     connection.execute(sql, values)
     note_change(connection)
@@ -563,8 +723,7 @@ def _delete_program(connection: Connection, program: Program, before_ms: int | N
         gone = connection.execute(sql, (*key, before_ms))
     if not gone.rowcount:
         return False
-    connection.execute("DELETE FROM program_names WHERE tenant = ? AND program = ?", key)
-    connection.execute("DELETE FROM program_bytes WHERE tenant = ? AND id = ?", key)
+    delete_rows(connection, *key)
     note_change(connection)
     return True
 

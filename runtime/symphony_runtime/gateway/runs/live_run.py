@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, LOG_LINE_BYTES, TENANT_TRACED_RUNS_MAX
@@ -16,6 +16,7 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, problem_of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
+from symphony_runtime.gateway.runs.children import Children
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
 from symphony_runtime.gateway.runs.events.stream import EphemeralStream, EventStream
@@ -23,6 +24,9 @@ from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRe
 from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.storage.database import StorageError
 from symphony_runtime.gateway.storage.store import Store
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.otlp.runs import RunSpans
 
 _WARNING, _ERROR = 2, 3  # log levels
 _REASON_CHARACTERS = 300
@@ -59,6 +63,7 @@ class Run:
             else EventStream(store, record.seq, credit, store.crash_log, record.tenant)
         )
         self.instances = {record.seq: program}
+        self.children = Children(record.seq)
         self.channels: set[str] = set()  # names that it has used
         self.child_ends: set[asyncio.Task[None]] = set()
         self.kernel_usage: Counter[str] = Counter()
@@ -70,6 +75,7 @@ class Run:
         self.asked: str | None = None  # of a request that is kept, until it is an event
         self.unwanted = False  # its client has gone: a failure need not be stored
         self.trace: RunTrace | None = None  # if the request asked for one
+        self.spans: RunSpans | None = None  # if it is sampled for the operator's traces
         self.log_bytes = 0
         self.first_error = ""  # of its log; the reason of an exit with another code than 0
         self.inbox_bytes = 0  # delivered to the worker, not received by the program yet
@@ -91,6 +97,11 @@ class Run:
             return True
         await asyncio.wait([self.stored])
         return self.stored.exception() is None
+
+    def is_kept(self, end: Record) -> bool:
+        """Return whether the run is stored that has ended so."""
+        succeeded = (end.status, end.exit_code) == ("exited", 0)
+        return not (self.ephemeral and (succeeded or self.unwanted))
 
     def note_unstored(self, error: StorageError) -> None:
         """Note that the end could not be stored: until it is, readers get this answer."""

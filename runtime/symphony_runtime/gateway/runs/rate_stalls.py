@@ -40,6 +40,7 @@ class RateStalls:
             self._differing = {r: n for r in every if (n := self._differing.get(r))}
             for run in self._waiting - every:  # its tenant has no rate limit any longer
                 run.record.waits_for = None
+                self._runs.feed.note(run.record, kept=not run.ephemeral)
             self._waiting = {run for run in every if run.record.waits_for}
             self._runs.held_up = Counter(run.record.tenant for run in self._waiting)
 
@@ -74,6 +75,7 @@ class RateStalls:
             return
         del self._differing[run]
         run.record.waits_for = LIMIT if held else None
+        self._runs.feed.note(run.record, kept=not run.ephemeral)
         if held:
             rate = self._rate(run.record.tenant)
             run.append_notice(

@@ -65,6 +65,12 @@ class Record:
     def live(self) -> bool:
         return self.status in LIVE
 
+    @property
+    def erred(self) -> bool:
+        """Whether a fault or a limit has ended it; a client's cancel is no error."""
+        limited = limit_of(self.status, self.reason) is not None
+        return self.status in ("trapped", "failed") or bool(self.exit_code) or limited
+
     def outcome(self) -> dict[str, Any]:
         return {"status": self.status, "exit_code": self.exit_code, "reason": self.reason}
 
@@ -92,6 +98,37 @@ class Record:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs a listing has; "" is any. `program` is a name or an id.
+
+    `limit_hit` has ended the run, or holds it up.
+    """
+
+    program: str = ""
+    status: str = ""
+    limit_hit: str = ""
+
+    def fits(self, record: Record) -> bool:
+        return (
+            self.program in ("", record.program, record.program_name)
+            and self.status in ("", record.status)
+            and self.limit_hit in ("", limit_of(record.status, record.reason), record.waits_for)
+        )
+
+    def conditions(self) -> tuple[str, list[str]]:
+        """Return SQL for runs that have ended, and its values."""
+        sql, values = "", list[str]()
+        if self.program:
+            sql += " AND (program = ? OR program_name = ?)"
+            values += [self.program] * 2
+        for column, value in (("status", self.status), ("limit_hit", self.limit_hit)):
+            if value:
+                sql += f" AND {column} = ?"
+                values.append(value)
+        return sql, values
+
+
 def encode_message(message: bytes) -> str | dict[str, str]:
     """Return a message for JSON: a string if it is UTF-8, else {"base64"}."""
     try:
@@ -106,19 +143,26 @@ def merge_usage(worker: dict[str, Any], kernel: dict[str, int]) -> dict[str, int
 
 
 # --- The database --------------------------------------------------------------------------------
-def insert_run(connection: Connection, record: Record) -> None:
-    """Store a run before its start, so that a crash does not lose it; may be repeated."""
+def insert_run(connection: Connection, record: Record, data: bytes | None = None) -> None:
+    """Store a run before its start, so that a crash does not lose it; may be repeated.
+
+    `data`: its input, if that is kept.
+    """
     values = (
         record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
         record.status, record.exit_code, record.reason, record.priority,
-        json.dumps(record.limits), None, record.created_ms, None, 0,
+        json.dumps(record.limits), None, record.created_ms, None, 0, None,
     )  # fmt: skip
     places = ", ".join("?" * len(values))
     sql = f"INSERT INTO runs VALUES ({places}) ON CONFLICT (seq) DO NOTHING"  # noqa: S608 - ours
     connection.execute(sql, values)
+    if data is not None:
+        sql = "INSERT INTO run_inputs VALUES (?, ?) ON CONFLICT (run) DO NOTHING"
+        connection.execute(sql, (record.seq, data))
 
 
 def delete_unstarted_run(connection: Connection, seq: int) -> None:
+    connection.execute("DELETE FROM run_inputs WHERE run = ?", (seq,))
     connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
 
 
@@ -130,13 +174,16 @@ def finish_run(
     `counted`: the tenant's usage has it already.
     """
     insert_events(connection, record.seq, row)
-    sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
-    (size,) = connection.execute(sizes, (record.seq,)).fetchone()
+    sizes = (
+        "SELECT (SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?)"
+        " + COALESCE((SELECT LENGTH(body) FROM run_inputs WHERE run = ?), 0)"
+    )
+    (size,) = connection.execute(sizes, (record.seq, record.seq)).fetchone()
     ended = connection.execute(
-        "UPDATE runs SET status = ?, exit_code = ?, reason = ?, usage = ?, ended_ms = ?, bytes = ?"
-        " WHERE seq = ? AND ended_ms IS NULL",
+        "UPDATE runs SET status = ?, exit_code = ?, reason = ?, usage = ?, ended_ms = ?, bytes = ?,"
+        " limit_hit = ? WHERE seq = ? AND ended_ms IS NULL",
         (record.status, record.exit_code, record.reason, json.dumps(record.usage), record.ended_ms,
-         _RUN_BYTES + size, record.seq),
+         _RUN_BYTES + size, limit_of(record.status, record.reason), record.seq),
     )  # fmt: skip
     if ended.rowcount and not counted:
         add_usage(connection, record.tenant, record.ended_ms or now_ms(), record.usage or {})
@@ -166,11 +213,20 @@ def live_records(connection: Connection, gateway: str) -> list[Record]:
     return [record for record in records if record.seq >> BOOT_BITS not in theirs]
 
 
-def list_runs(connection: Connection, tenant: str, before: int, limit: int) -> list[Record]:
+def find_input(connection: Connection, run: int) -> bytes | None:
+    row = connection.execute("SELECT body FROM run_inputs WHERE run = ?", (run,)).fetchone()
+    return row["body"] if row else None
+
+
+def list_runs(
+    connection: Connection, tenant: str, before: int, limit: int, wanted: RunFilter
+) -> list[Record]:
     """Return a tenant's newest runs with a `seq` below `before`."""
+    conditions, values = wanted.conditions()
     rows = connection.execute(
-        "SELECT * FROM runs WHERE tenant = ? AND seq < ? AND status != ? ORDER BY seq DESC LIMIT ?",
-        (tenant, before, _DELETED, limit),
+        "SELECT * FROM runs WHERE tenant = ? AND seq < ? AND status != ?"  # noqa: S608 - ours
+        f"{conditions} ORDER BY seq DESC LIMIT ?",
+        (tenant, before, _DELETED, *values, limit),
     )
     return [_record(row) for row in rows]
 
@@ -222,6 +278,8 @@ def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], l
             connection.execute(hidden, (_DELETED, seq))
             left.append(seq)
             continue
+        for table in ("run_inputs", "run_children"):
+            connection.execute(f"DELETE FROM {table} WHERE run = ?", (seq,))  # noqa: S608 - ours
         sql = f"DELETE FROM runs {ended} RETURNING seq, tenant, bytes"  # noqa: S608 - ours
         gone += [Ended(*row) for row in connection.execute(sql, (seq,)).fetchall()]
     return gone, left
@@ -264,5 +322,5 @@ def _record(row: Row) -> Record:
     values = dict(row)
     values["limits"] = json.loads(values["limits"])
     values["usage"] = json.loads(values["usage"]) if values["usage"] else None
-    del values["bytes"]  # of `Retention`
+    del values["bytes"], values["limit_hit"]  # of `Retention`, of listings
     return Record(**values)

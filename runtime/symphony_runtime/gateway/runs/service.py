@@ -13,10 +13,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limit_table import limit_of
+from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
 
 from symphony_runtime.config.limits import Limits
 from symphony_runtime.gateway.admission.admission import Admission
@@ -29,6 +31,7 @@ from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink, Wo
 from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
+from symphony_runtime.gateway.runs.events.feed import RunFeed
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor
 from symphony_runtime.gateway.runs.events.stream import (
@@ -43,6 +46,7 @@ from symphony_runtime.gateway.runs.record import (
     FINAL,
     USAGE_KEYS,
     Record,
+    RunFilter,
     RunRequest,
     check_here,
     delete_unstarted_run,
@@ -57,6 +61,10 @@ from symphony_runtime.gateway.runs.trace import RunTrace, store_end
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.otlp.runs import RunSpans
+    from symphony_runtime.gateway.otlp.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
@@ -93,6 +101,7 @@ class Runs:
         self.egress = egress
         self._retention = retention
         self.metrics = metrics
+        self.feed = RunFeed()
         self._next_instance = boot << BOOT_BITS
         self._live: dict[str, Run] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -101,9 +110,11 @@ class Runs:
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
-        """Set the links; once, before anything else."""
-        self.kernel, self.workers = kernel, workers
+    def attach(
+        self, kernel: KernelLink, workers: WorkerLinks, tracing: "Tracing | None" = None
+    ) -> None:
+        """Set the links, and the tracing if there is one; once, before anything else."""
+        self.kernel, self.workers, self.tracing = kernel, workers, tracing
         self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
 
@@ -116,10 +127,12 @@ class Runs:
         tenant: str | None = None,
         listener: Inbox | None = None,
         run_id: str | None = None,
+        detached: bool = False,
     ) -> Run:
         """Start a run of a program for `tenant`, by default the program's.
 
         With a listener the run is ephemeral: messages go to the listener and are not stored.
+        `detached`: the request does not wait for it.
 
         Raises Problem: 400 no such entry; 429, 503 with Retry-After.
         """
@@ -135,6 +148,9 @@ class Runs:
             if request.trace:
                 run.trace = RunTrace(run.admitted, worker.name)
             self._add_run(run)
+            if self.tracing is not None:
+                model = str(self.kernel.about.get("model", {}).get("name", ""))
+                run.spans = self.tracing.start_run(record, model, detached=detached)
             try:
                 if run.ephemeral:  # the handler of such a run is never cancelled
                     await self._launch(run, request.input)
@@ -157,23 +173,37 @@ class Runs:
             raise not_found("run", run_id)
         return record
 
-    async def page(self, tenant: str, after: str, limit: int) -> list[Record]:
+    async def page(
+        self, tenant: str, after: str, limit: int, wanted: RunFilter | None = None
+    ) -> list[Record]:
         """Return a tenant's runs, newest first: those older than `after`, if given.
 
         Raises Problem: 400, the tenant has no such run.
         """
-        before = _SEQ_END
-        if after:
-            try:
-                found = await self.find(tenant, after)
-            except Problem as error:
-                raise bad_request("bad-cursor", "`after` must be the id of a run") from error
-            before = (found.record if isinstance(found, Run) else found).seq
-        records = await self._store.read(lambda c: list_runs(c, tenant, before, limit))
+        wanted, before = wanted or RunFilter(), await self._before(tenant, after)
+        records = await self._store.read(lambda c: list_runs(c, tenant, before, limit, wanted))
         # Live records are newer than the database's, and may not be in it yet.
-        merged = {record.seq: record for record in records}
-        merged |= {record.seq: record for record in self.live(tenant) if record.seq < before}
+        live = {run.record.seq: run.record for run in self.runs_of(tenant)}
+        merged = {record.seq: record for record in records if record.seq not in live}
+        merged |= {seq: r for seq, r in live.items() if seq < before and wanted.fits(r)}
         return [merged[seq] for seq in sorted(merged, reverse=True)[:limit]]
+
+    async def live_page(
+        self, tenant: str, after: str, limit: int, wanted: RunFilter
+    ) -> list[Record]:
+        """Return a tenant's live runs as `page` does; raise as it does."""
+        before = await self._before(tenant, after)
+        return [r for r in self.live(tenant) if r.seq < before and wanted.fits(r)][:limit]
+
+    async def _before(self, tenant: str, after: str) -> int:
+        """Return the place of a run in listings; the first if none is given. Problem 400."""
+        if not after:
+            return _SEQ_END
+        try:
+            found = await self.find(tenant, after)
+        except Problem as error:
+            raise bad_request("bad-cursor", "`after` must be the id of a run") from error
+        return (found.record if isinstance(found, Run) else found).seq
 
     def live(self, tenant: str) -> list[Record]:
         return sorted((run.record for run in self.runs_of(tenant)), key=lambda record: -record.seq)
@@ -253,6 +283,7 @@ class Runs:
         for run in list(self._live.values()):
             self._fail(run, "the server was shut down")
         await self._wait_until_known()
+        self.feed.close()
         for run in self._live.values():
             if run.unstored is not None:
                 _log.error("the end of run %s was not stored: the server ends", run.record.id)
@@ -297,7 +328,7 @@ class Runs:
             self.admission.load.note_registration(time.monotonic() - began)
             if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
-            await self._store_start(run)
+            await self._store_start(run, data)
         except BaseException:
             self._release(run)
             self._remove_run(run)
@@ -311,17 +342,20 @@ class Runs:
         run.started = True
         if run.trace is not None:
             run.trace.started = time.monotonic()
+        if run.spans is not None:
+            run.spans.note_start()
         self.metrics.count_start(tenant, time.monotonic() - run.admitted)
         self._start_deadline(run)
         if run.kill_reason is not None:  # it was cancelled before its start
             self._send_kill(run)
 
-    async def _store_start(self, run: Run) -> None:
+    async def _store_start(self, run: Run, data: bytes) -> None:
         """Store a run that is about to start, so that a crash does not lose it."""
         run.registered, record = True, run.record
         record.status = "running"
         if not run.ephemeral:
-            run.stored = self._store.write(lambda c: insert_run(c, record), record.tenant)
+            kept = data if len(data) <= RUN_INPUT_KEPT_BYTES_MAX else None
+            run.stored = self._store.write(lambda c: insert_run(c, record, kept), record.tenant)
             try:
                 await run.stored
             except Exception:
@@ -331,10 +365,12 @@ class Runs:
                 )
                 self.spawn(self._end_in_kernel(run, record.seq))
                 raise
+            run.events.charge(len(kept or b""))
         if run.asked is not None:
             run.events.append("request", {"text": run.asked})
             run.asked = None
         run.events.append("status", record.outcome())
+        self.feed.note(record, kept=not run.ephemeral)
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
         """Return the artefact that a worker lacks, or None; notes the use of the program."""
@@ -382,6 +418,15 @@ class Runs:
         if not self._tenants[run.record.tenant]:
             del self._tenants[run.record.tenant]
         run.mark_over()
+        if run.spans is not None:
+            self._end_spans(run, run.spans)
+
+    def _end_spans(self, run: Run, spans: "RunSpans") -> None:
+        end = run.record
+        limit = limit_of(end.status, end.reason)
+        spans.finish(end.status, end.exit_code, limit, end.usage or {})
+        if run.trace is not None:
+            self.spawn(spans.add_preds(run.trace.last_preds()))
 
     # -- Children ------------------------------------------------------------------------------
     def run_of(self, worker: Worker, instance: Any) -> Run | None:
@@ -444,7 +489,10 @@ class Runs:
                 continue  # the run has ended meanwhile
             run.messages += 1
             if run.messages == 1:
-                self.metrics.first_message_seconds.add(time.monotonic() - run.admitted)
+                seconds = time.monotonic() - run.admitted
+                self.metrics.first_message_seconds.add(seconds)
+                if run.spans is not None:
+                    run.spans.note_first_message(seconds)
             if (reason := run.exceeded_limit(len(item[1]))) is not None:
                 self.kill(run, reason)
             else:
@@ -471,6 +519,11 @@ class Runs:
             return  # ended already: the kernel died, or the worker got two Kills
         if message.instance != run.record.seq:
             self.forget_child(run, message.instance)
+            if run.spans is not None:
+                run.spans.note_child_end(message.instance, message.status, message.exit_code)
+            run.children.end(
+                message.instance, message.status, message.exit_code, message.reason, message.usage
+            )
             end = self.spawn(self._end_in_kernel(run, message.instance))
             run.child_ends.add(end)
             end.add_done_callback(run.child_ends.discard)
@@ -524,9 +577,12 @@ class Runs:
         self._release(run)
         await self._store_end(run, end)
         run.record = end
+        self.feed.note(end, kept=run.is_kept(end))
         if not run.events.finished:
             run.events.finish(end.finals())
         self.metrics.count_end(end.tenant, end.status, end.reason, end.usage or {})
+        program = run.program
+        self._programs.program_usage.count_end(program.tenant, program.id, error=end.erred)
         self.metrics.run_seconds.add(time.monotonic() - run.admitted)
         self._remove_run(run)
 
@@ -537,20 +593,22 @@ class Runs:
         """
         row, started = run.events.seal(ended.finals()), run.record
         packed = run.trace.pack() if run.trace else None
+        run.children.end_all()
+        children = run.children.pack()
 
         def store(connection: Connection) -> int:
             if run.ephemeral:  # other runs are stored since their start
                 insert_run(connection, started)
-            return store_end(connection, ended, row, packed)
+            return store_end(connection, ended, row, packed, children)
 
         def note_failure(error: StorageError) -> None:
             if run.unstored is None:
                 _log.error("the end of run %s cannot be stored yet: %s", ended.id, error)
             run.note_unstored(error)
+            self.feed.note(run.record, kept=run.is_kept(ended))
 
-        succeeded = (ended.status, ended.exit_code) == ("exited", 0)
         try:
-            if run.ephemeral and (succeeded or run.unwanted):
+            if not run.is_kept(ended):
                 self._ledger.count(ended.tenant, ended.usage or {})
                 return
             size = await self._store.write_until_stored(store, ended.tenant, note_failure)
@@ -606,6 +664,9 @@ class Runs:
             _log.info("instance %d: %s", instance, error)
             return
         run.kernel_usage.update(usage)
+        if run.spans is not None:
+            run.spans.end_child(instance, usage)
+        run.children.add_usage(instance, usage)
 
     def _send_kill(self, run: Run) -> None:
         run.worker.send(m.Kill(run.record.seq, run.kill_reason or ""))

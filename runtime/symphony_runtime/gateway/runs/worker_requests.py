@@ -163,8 +163,13 @@ class WorkerRequests:
     async def _perform_egress(self, worker: Worker, message: m.Ask, run: Run, request: Any) -> None:
         began, errno = time.monotonic(), 0
         seq, what = message.seq, message.what
+        tenant, instance = run.record.tenant, message.args["instance"]
+        name, span = egress.name_of(what, request), None
+        if run.spans is not None:
+            span = run.spans.start_call(instance, what, name)
+        headers = {} if span is None else span.headers()
         try:
-            worker.answer(seq, await self._egress.perform(what, run.record.tenant, request))
+            worker.answer(seq, await self._egress.perform(what, tenant, request, headers))
         except SyscallError as error:
             errno = error.errno
             worker.refuse(seq, error.errno, error.detail)
@@ -177,9 +182,9 @@ class WorkerRequests:
             raise
         finally:
             self._pending.get(worker, {}).pop(seq, None)
+            if span is not None:
+                span.end(errno)
             if run.trace is not None:
-                name = egress.name_of(what, request)
-                instance = message.args["instance"]
                 run.trace.add_egress_call([instance, name, began, time.monotonic(), -errno])
 
     # -- Children ------------------------------------------------------------------------------
@@ -218,6 +223,9 @@ class WorkerRequests:
         except (SyscallError, KernelAwayError):
             self._runs.forget_child(run, instance)
             raise
+        if run.spans is not None:
+            run.spans.start_child(instance, parent, program.name or program.id, program.id)
+        run.children.add(instance, parent, program, entry or None)
         self._runs.send_module(worker, program, artefact)
         return {
             "instance": instance,

@@ -75,6 +75,9 @@ class TenantDeletion:
         self._retention = retention
         self._forget_keys = forget_keys
         self._batches = batches
+        self.on_forgotten: Callable[[str], None] | None = (
+            None  # gets a tenant that is forgotten here
+        )
         self._pending: set[str] = set()
         self._failures: dict[str, str] = {}  # the last logged failure of each
         self._wake = asyncio.Event()
@@ -134,6 +137,8 @@ class TenantDeletion:
         await self._programs.forget_tenant(tenant, rows=rows)
         unload(self._runs, tenant, f"{tenant}/")
         self._channels.forget_tenant(tenant)
+        if self.on_forgotten is not None:
+            self.on_forgotten(tenant)
         if rows:
             await self._retention.forget_tenant(tenant)
             await self._forget_keys(tenant)
@@ -178,6 +183,7 @@ class TenantDeletion:
     async def _end_requests(self, tenant: str) -> None:
         """Cut a tenant's connections and wait for the end of its requests: Problem 503."""
         self._administration.connections.cut_tenant(tenant)
+        self._runs.feed.forget_tenant(tenant)
         self._programs.cancel_compilations(tenant)
         if not await self._administration.active_requests.wait_ended(tenant, _END_SECONDS_MAX):
             raise unavailable("a request of the tenant has not ended yet: ask again")

@@ -18,7 +18,6 @@ from symphony_runtime.gateway.programs.usage import DAY_MS
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.deletion import unload
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 3_600.0
@@ -64,7 +63,6 @@ class ProgramExpiry:
             for tenant, program_id in found:
                 gone = await self._programs.delete_unused(tenant, program_id, before)
                 if gone is not None:
-                    unload(self._runs, tenant, gone.module)
                     deleted += 1
                 await asyncio.sleep(_PAUSE_SECONDS)
             after = found[-1]

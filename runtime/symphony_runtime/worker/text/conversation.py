@@ -13,7 +13,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import CHAT_CONTAINERS_MAX, CHAT_DEPTH_MAX
 from symphony_kernel.protocol.untrusted import unpack_untrusted
 
-from symphony_runtime.chat_escaping import texts_of, with_texts
+from symphony_runtime.texts.chat_escaping import texts_of, with_texts
 
 _MESSAGE_KEYS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _MESSAGE_KEYS_WITH: Final = _MESSAGE_KEYS | {"reasoning_content"}

@@ -23,7 +23,8 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import CHAT_TEXT_MAX
 from tokenizers import Tokenizer
 
-from symphony_runtime.chat_escaping import ChatEscaping, Marks, controls_of, unknown_token
+from symphony_runtime.texts.chat_escaping import ChatEscaping, Marks, controls_of, unknown_token
+from symphony_runtime.texts.token_texts import spelling_decoder
 from symphony_runtime.worker.text.conversation import (
     Conversation,
     read_conversation,
@@ -41,8 +42,6 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )  # fmt: skip
 NO_MODEL: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_METASPACE = "\u2581"
 
 
 class ModelTokenizer:
@@ -240,12 +239,8 @@ def _added_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
 
 
 def token_bytes(source: dict[str, Any], tokenizer: Tokenizer) -> list[bytes]:
-    """Return each id's raw bytes, from a tokenizer.json and its tokenizer.
-
-    Byte-level vocabularies spell bytes as printable characters. Others mark spaces with U+2581 and
-    spell lone bytes as <0xNN>. Special tokens have no bytes.
-    """
-    decode = _byte_level() if _mentions(source, "ByteLevel") else _sentence_piece
+    """Return each id's raw bytes, from a tokenizer.json and its tokenizer; special ones: none."""
+    decode = spelling_decoder(source)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for spelling, number in vocabulary.items():
@@ -253,33 +248,6 @@ def token_bytes(source: dict[str, Any], tokenizer: Tokenizer) -> list[bytes]:
     for number, token in tokenizer.get_added_tokens_decoder().items():
         table[number] = b"" if token.special else token.content.encode("utf-8")
     return table
-
-
-def _mentions(source: dict[str, Any], kind: str) -> bool:
-    parts = json.dumps([source.get("decoder"), source.get("pre_tokenizer")])
-    return f'"{kind}"' in parts
-
-
-def _byte_level() -> Callable[[str], bytes]:
-    """Return a decoder of GPT-2's byte spelling: printable as is, others from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    spelled = {chr(b): b for b in printable}
-    others = (b for b in range(256) if b not in set(printable))
-    spelled |= {chr(0x100 + i): b for i, b in enumerate(others)}
-
-    def decode(spelling: str) -> bytes:
-        return b"".join(
-            bytes((spelled[c],)) if c in spelled else c.encode("utf-8") for c in spelling
-        )
-
-    return decode
-
-
-def _sentence_piece(spelling: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(spelling)
-    if byte:
-        return bytes((int(byte[1], 16),))
-    return spelling.replace(_METASPACE, " ").encode("utf-8")
 
 
 def decode(text: bytes) -> str:

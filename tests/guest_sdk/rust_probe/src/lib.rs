@@ -153,6 +153,29 @@ async fn passes() -> Result {
     let drawn = Sampling::new().temperature(1.5).top_k(50).seed(9);
     same(look().sample(&drawn).await?, look().sample(&drawn).await?);
 
+    // A penalty for the best token, in a pass and in a generation.
+    let mut seen = TokenSet::none(logits.len() as u32);
+    seen.insert(best.token);
+    let (plain, penalty) = (logits[best.token as usize], 1000.0);
+    let changed = look().repetition_penalty(&seen, penalty).logits().await?;
+    let wanted = if plain > 0.0 { plain / penalty } else { plain * penalty };
+    assert!((changed[best.token as usize] - wanted).abs() <= 1e-3 * wanted.abs());
+    let next = look().repetition_penalty(&seen, penalty).argmax().await?;
+    assert_ne!(next.token, best.token);
+    let penalized = exactly(1).repetition_penalty(seen, penalty);
+    let fork = base.fork()?;
+    same(fork.stream(&[3], &penalized).rest().await?[0], next);
+
+    // The last hidden state, of one place and of several.
+    let (tokens, size) = ([3, 4, 5], model::info()?.hidden_size as usize);
+    let states = base.pred(&tokens).keep(false).all().hidden().await?;
+    assert!(states.len() == 3 && states.iter().all(|state| state.len() == size));
+    let last = base.pred(&tokens).keep(false).hidden().await?;
+    assert!(last.iter().zip(&states[2]).all(|(a, b)| (a - b).abs() < 1e-3));
+    assert!(last.iter().any(|number| *number != 0.0));
+    let biased = look().logit_bias(&[(1, 1.0)]).hidden().await;
+    assert_eq!(errno(biased), Some(Errno::EINVAL));
+
     // Several places in one pass, and the same tokens one by one in a fork.
     let tokens = [3, 4, 5];
     let at_once = base.pred(&tokens).keep(false).all().argmax().await?;
@@ -221,6 +244,17 @@ async fn streams() -> Result {
     assert_eq!(again.len(), 1);
     let refused = kv.stream(&[], &Sampling::new()).rest().await;
     assert_eq!(errno(refused), Some(Errno::EINVAL));
+
+    // What a pass has computed is not computed again where both share.
+    let prompt: Vec<u32> = (0..40).collect();
+    for (shares, cached) in [(false, 0), (true, 0), (true, 32), (false, 0)] {
+        let kv = KvFile::create()?;
+        kv.pred(&prompt).share(shares).argmax().await?;
+        assert_eq!(kv.stat()?.cached, cached);
+    }
+    let kv = KvFile::create()?;
+    kv.stream(&prompt, &exactly(2).share(true)).rest().await?;
+    assert_eq!(kv.stat()?.cached, 32);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 """Native answers: torch's tokens, and its logarithms but for the last bits."""
 
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -12,7 +13,7 @@ from symphony_kernel.executor.base import UInt32
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.sampling import SamplingRequest, answer, noise, noise_keys
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import FORBIDDEN_BYTES, Get, PredOptions, Sampling
 from torch import Tensor
 
 from tests.support.executor.models import PAIR, check_answer, mask_of
@@ -227,3 +228,30 @@ def test_request_that_cannot_be_answered_fails_its_row_alone(sampler: NativeSamp
     asks = [_ask(given, 5, range(2)) for wrong in bad for given in (fine, wrong)]
     found = _compare(sampler, _random_logits(2 * len(asks), VOCAB, 3), asks)
     assert [isinstance(part, SyscallError) for part in found] == [False, True] * len(bad)
+
+
+@pytest.mark.parametrize("count", [1, 40, VOCAB - 1, VOCAB])
+def test_native_record_ends_with_what_the_mask_forbade(sampler: NativeSampler, count: int) -> None:
+    logits = _random_logits(3, VOCAB, count)
+    allow = mask_of(range(count), VOCAB)
+    given = [
+        PredOptions(allow=allow, logprobs=1, forbidden=True),
+        PredOptions(get=Get.SAMPLE, sampling=Sampling(), allow=allow, forbidden=True),
+        PredOptions(forbidden=True),  # without a mask
+    ]
+    asks = [_ask(options, 3, [7]) for options in given]
+    expected = answer(logits.clone(), asks)
+    kept = logits.clone()
+    found = sampler.answer(kept.data_ptr(), asks)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert isinstance(mine, bytes)
+        assert isinstance(theirs, bytes)
+        assert len(mine) == len(theirs)
+        mine_count, mass, best, log = struct.unpack("<IfIf", mine[-FORBIDDEN_BYTES:])
+        their_count, their_mass, their_best, their_log = struct.unpack(
+            "<IfIf", theirs[-FORBIDDEN_BYTES:]
+        )
+        assert (mine_count, best) == (their_count, their_best)
+        assert mass == pytest.approx(their_mass, abs=1e-5)
+        assert log == pytest.approx(their_log, abs=1e-5)
+        assert mine[:4] == theirs[:4]

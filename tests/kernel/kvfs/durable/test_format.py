@@ -17,6 +17,7 @@ from symphony_kernel.kvfs.durable.format import (
     Label,
     OtherModelError,
     read,
+    read_entries,
     read_label,
     read_upload,
     write,
@@ -63,6 +64,23 @@ def test_written_file_is_read_back(tmp_path: Path, identity: Identity, entries: 
     assert content.kv is not None
     assert np.array_equal(found.kv, content.kv)
     assert found.kv.dtype == content.kv.dtype
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "found"),
+    [(0, 5, range(5)), (18, 9, range(18, 21)), (21, 4, ()), (99, 4, ())],
+)
+def test_part_of_the_entries_is_read_alone(
+    tmp_path: Path, start: int, count: int, found: Any
+) -> None:
+    tokens, positions = read_entries(make_file(tmp_path / "f"), start, count)
+    assert tokens.tolist() == positions.tolist() == list(found)
+
+
+def test_part_of_a_file_that_is_no_file_of_this_server_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(save({"tokens": np.arange(3, dtype=np.uint32)}))
+    with pytest.raises(FormatError):
+        read_entries(tmp_path / "f", 0, 2)
 
 
 def test_slots_behind_the_last_entry_are_not_written(tmp_path: Path) -> None:

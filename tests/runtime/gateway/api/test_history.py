@@ -33,15 +33,19 @@ async def test_history_shows_each_key_its_own(
 
         await client.upload(DECODE, "decode")
         await client.run("decode")
-        # Alone, a tenant sees the server's figures.
-        await wait_until(lambda: grown("device_busy", system.key))
+        await wait_until(lambda: grown("device_busy", system.admin_key))
+        await wait_until(lambda: grown("decode_tokens", system.key))
+        # A tenant that is alone sees its own figures, too: others may have been there before it.
+        assert "device_busy" not in (await figures(system.key))["series"]
         acme = await system.add_tenant("acme")
         own = await figures(acme)
-        assert own.keys() == {"step_ms", "end_ms", "series"}
+        assert own.keys() == {"step_ms", "step", "end_ms", "series", "roles"}
+        assert "resident_bytes" not in own["roles"]
         assert "device_busy" not in own["series"]
         assert not any(own["series"]["decode_tokens"])
         assert "device_busy" not in (await figures(system.key))["series"]
         whole = await figures(system.admin_key)
+        assert whole["roles"]["resident_bytes"]["gateway"] > 0
         assert "default" in whole["tenants"]
         assert any(whole["tenants"]["default"]["decode_tokens"])
 

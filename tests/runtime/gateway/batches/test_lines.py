@@ -16,6 +16,8 @@ from symphony_runtime.gateway.batches.lines import Splitter, Validator, parse_li
 
 from tests.support.gateway.batches import COMPLETIONS, jsonl, line_of
 
+RESPONSES = "/v1/responses"
+
 
 def checked(*pieces: bytes) -> Validator:
     validator = Validator(COMPLETIONS)
@@ -94,6 +96,15 @@ def test_validator_of_good_lines_counts_them() -> None:
 def test_validator_names_what_is_wrong_with_its_line(line: str, code: str) -> None:
     data = jsonl([line_of("first")]) + b"\n" + line.encode("utf-8", "surrogatepass") + b"\n"
     assert codes(checked(data)) == [(code, 3)]
+
+
+def test_validator_refuses_a_line_that_runs_in_the_background() -> None:
+    validator = Validator(RESPONSES)
+    body = {"input": "a", "background": True}
+    validator.feed(jsonl([line_of("a", body, url=RESPONSES), line_of("b", url=RESPONSES)]))
+    (error,) = validator.errors
+    assert (error["code"], error["line"]) == ("invalid_body", 1)
+    assert "`background` must be false" in error["message"]
 
 
 def test_validator_shows_a_bounded_number_of_errors() -> None:

@@ -10,6 +10,7 @@ from symphony_runtime.gateway.batches.records import (
     Batch,
     NotOwnerError,
     Progress,
+    Tokens,
     abandoned_batches,
     cancel_batch,
     count_batches,
@@ -53,7 +54,7 @@ def with_results(batch: Batch, output: bytes, errors: bytes, line: int) -> Batch
         version=batch.version + 1,
         output_bytes=batch.output_bytes + len(output),
         error_bytes=batch.error_bytes + len(errors),
-        progress=Progress(line, 10 * line, (line + 3,), line, 1),
+        progress=Progress(line, 10 * line, (line + 3,), line, 1, Tokens(9, 8, line, 6)),
     )
 
 

@@ -4,8 +4,9 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from symphony_runtime.gateway.batches.inner_requests import InnerAnswer
 from symphony_runtime.gateway.batches.lines import Line
-from symphony_runtime.gateway.batches.records import Progress
+from symphony_runtime.gateway.batches.records import Progress, Tokens
 from symphony_runtime.gateway.batches.results import (
     EXPIRED,
     WINDOW_LINES,
@@ -14,14 +15,16 @@ from symphony_runtime.gateway.batches.results import (
     answered,
     not_run,
 )
+from symphony_runtime.gateway.openai.program_messages import Usage
 
 BATCH = "batch_0123"
 LINE = Line(7, 100, 200, b"")
 
 
 def test_answered_line_is_openais_and_one_line() -> None:
-    result = answered(BATCH, LINE, 'a"é\n', 200, "run_1", b'{\n "id": "x"\n}')
-    assert (result.number, result.failed) == (7, False)
+    found = InnerAnswer(200, b'{\n "id": "x"\n}', "run_1", None, usage=Usage(5, 4, 3, 2))
+    result = answered(BATCH, LINE, 'a"é\n', found)
+    assert (result.number, result.failed, result.usage) == (7, False, Tokens(5, 4, 3, 2))
     assert result.data.count(b"\n") == 1
     assert json.loads(result.data) == {
         "id": "batch_req_012300007",
@@ -29,7 +32,7 @@ def test_answered_line_is_openais_and_one_line() -> None:
         "response": {"status_code": 200, "request_id": "run_1", "body": {"id": "x"}},
         "error": None,
     }
-    assert answered(BATCH, LINE, "a", 400, "", b"{}").failed
+    assert answered(BATCH, LINE, "a", InnerAnswer(400, b"{}", "", None)).failed
 
 
 def test_line_that_was_not_run_says_why() -> None:
@@ -50,7 +53,7 @@ def test_frontier_resumed_after_any_results_begins_with_the_first_missing(
     for line in lines:
         frontier.begin(line)
     for number in has:
-        frontier.add([Result(number, b"", 200 if number % 2 else 400)])
+        frontier.add([Result(number, b"", 200 if number % 2 else 400, Tokens(number, 0, 1, 0))])
     # As the next owner reads it: lines from `start` on, without those in `done`.
     progress = frontier.progress
     resumed = Frontier(progress)
@@ -58,6 +61,7 @@ def test_frontier_resumed_after_any_results_begins_with_the_first_missing(
     missing = [line.number for line in rest if not resumed.has_result(line.number)]
     assert missing == [line.number for line in lines if line.number not in has]
     assert progress.completed + progress.failed == len(has)
+    assert progress.usage == Tokens(sum(has), 0, len(has), 0)
     for line in rest:
         resumed.begin(line)
     resumed.add([Result(number, b"", 200) for number in missing])

@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony_kernel.protocol.limits import BATCH_REQUEST_FAILURES_MAX
 from symphony_runtime.client import Client
-from symphony_runtime.config.limits import parse_limits
-from symphony_runtime.gateway.batches.records import count_batches
+from symphony_runtime.config.limits import Limits, parse_limits
+from symphony_runtime.gateway.batches.lines import BatchRequest
+from symphony_runtime.gateway.batches.records import Batch, count_batches
 from symphony_runtime.gateway.batches.results import WINDOW_LINES
+from symphony_runtime.gateway.batches.runner import BatchRun
+from symphony_runtime.gateway.batches.service import Batches
+from symphony_runtime.gateway.clock import now_ms
+from symphony_runtime.gateway.files.store import Files
+from symphony_runtime.gateway.storage.store import Store
 
+from tests.e2e.programs import wasm
 from tests.support.executor.byte_model import byte_assets
 from tests.support.gateway.batches import (
     COMPLETIONS,
@@ -22,10 +30,12 @@ from tests.support.gateway.batches import (
     results,
     upload,
 )
-from tests.support.gateway.stores import count_rows
+from tests.support.gateway.program_records import OPENING, failure
+from tests.support.gateway.stores import count_rows, with_store
 from tests.support.gateway.system import SystemRig, with_system
 from tests.support.run_by import run_by
 from tests.support.waiting import wait_until
+from tests.support.worker.guests import data, drop, main
 
 # Generations of the length asked for.
 ASSETS: dict[str, Any] = {"assets": byte_assets(ends=False)}
@@ -191,6 +201,66 @@ async def test_batch_waits_while_the_tenants_limits_refuse(system: SystemRig, _:
     batch = await ended(system, await begin(system, requests(20)), seconds=120)
     await check_complete(system, batch, 20)
     assert system.gateway.services.runs.admission.refused["tenant_runs"] > 0
+
+
+@run_by(with_system, "tmp_path", **ASSETS)
+async def test_usage_of_a_batch_is_the_sum_of_its_answers(system: SystemRig, _: Client) -> None:
+    lines = [*requests(5), line_of("bad", {"max_tokens": -1})]
+    batch = await ended(system, await begin(system, lines))
+    answers = [line["response"]["body"] for line in await results(system, batch["output_file_id"])]
+    prompt = sum(answer["usage"]["prompt_tokens"] for answer in answers)
+    assert prompt > 0
+    assert (batch["usage"]["input_tokens"], batch["usage"]["output_tokens"]) == (prompt, 20)
+    assert batch["usage"]["total_tokens"] == prompt + 20
+
+
+@run_by(with_system, "tmp_path", **ASSETS)
+async def test_batch_with_a_repeated_key_is_one_batch(system: SystemRig, _: Client) -> None:
+    file = (await upload(system, jsonl(requests(2)))).json["id"]
+    body = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
+
+    async def ask(key: str, **fields: Any) -> Any:
+        headers = {"Idempotency-Key": key}
+        return await system.ask("POST", "/v1/batches", json=body | fields, headers=headers)
+
+    first, *again = await asyncio.gather(*(ask("once") for _ in range(3)))
+    assert {answer.json["id"] for answer in again} == {first.json["id"]}
+    batch = await ended(system, first.json["id"])
+    late = await ask("once")
+    assert (late.json, late.headers["Idempotent-Replayed"]) == (batch, "true")
+    assert (await ask("once", metadata={"a": "b"})).status == 422
+    assert (await ask("wrong", input_file_id="file-1")).status == 400
+    right = await ask("wrong")  # a refused request has freed its key
+    assert (right.status, "Idempotent-Replayed" in right.headers) == (200, False)
+    assert len((await system.ask("GET", "/v1/batches")).json["data"]) == 2
+    await ended(system, right.json["id"])
+
+
+@run_by(with_system, "tmp_path", **ASSETS)
+async def test_batch_line_that_its_program_refuses_is_tried_four_times(
+    system: SystemRig, client: Client
+) -> None:
+    sent = OPENING + failure(status=503, code="closed", message="come back later")
+    refusing = wasm(main(f"{drop('send', 8, len(sent))} (i32.const 0)", data(8, sent)))
+    await client.upload(refusing, name="refusing")
+    batch = await ended(system, await begin(system, [line_of("a", {"model": "refusing"})]))
+    assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+    (line,) = await results(system, batch["error_file_id"])
+    assert line["response"]["status_code"] == 503
+    assert line["response"]["body"]["error"]["message"] == "come back later"
+    runs = (await system.ask("GET", "/v1/runs")).json["data"]
+    assert len(runs) == BATCH_REQUEST_FAILURES_MAX
+
+
+@run_by(with_store, "tmp_path", "store_url")
+async def test_batch_without_an_answer_lets_others_run(store: Store) -> None:
+    batches = Batches(store, Files(store, Limits(), 1, now_ms), Limits(), 10)  # it answers nothing
+    batch = Batch("batch_1", "t", 1, 1, COMPLETIONS, "file-1", 10_000)
+    run = BatchRun(batch, batches._around)
+    answer = asyncio.create_task(run._answer(BatchRequest("a", b"{}")))
+    await asyncio.sleep(0)
+    run.stop()
+    assert await answer is None
 
 
 @run_by(with_system, "tmp_path", step_ms=2, **ASSETS)

@@ -93,6 +93,31 @@ async def test_gateways_share_tenants_and_programs(first: SystemRig, second: Sys
             assert first.gateway.services.runs.live("default") == []
 
 
+@run_by(between_two, "tmp_path", "postgres_url")
+async def test_history_of_a_deleted_tenant_is_forgotten_at_every_gateway(
+    first: SystemRig, second: SystemRig, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_runtime.gateway.metrics.history.STEP_SECONDS", 0.05)
+
+    async def has_figures() -> bool:
+        answer = await second.ask("GET", "/v1/history", key=first.admin_key)
+        return any(answer.json["tenants"].get("acme", {}).get("runs_live", []))
+
+    key = await first.add_tenant("acme")
+    async with Client(second.url, key) as there:
+        await wait_until(lambda: second.gateway.services.keys.keys_of("acme"))
+        await there.upload(guests.HANG_WASM, name="hang")
+        await there.start("hang")
+        await wait_until(has_figures)
+    async with first.admin() as admin:
+        await admin.delete_tenant("acme", everything=True)
+
+    async def has_none() -> bool:
+        return not await has_figures()
+
+    await wait_until(has_none)
+
+
 async def test_restarted_gateway_fails_only_its_runs(tmp_path: Path, postgres_url: str) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -187,6 +187,31 @@ async def test_request_goes_out_as_the_program_made_it() -> None:
         assert (both["set-cookie"], both["x-a"]) == ("a=1, b\nc=2", "1, 2")
 
 
+async def test_trace_context_goes_where_a_rule_says_so() -> None:
+    parent = f"00-{'1' * 32}-{'2' * 16}-01"
+    trace = {"traceparent": parent, "tracestate": "a=1"}
+    async with site() as told, site() as untold:
+        rules = rule(told.url, trace_context=True), rule(untold.url)
+        performer = HttpEgress(parse_rules(list(rules)))
+
+        async def ask(url: str, **headers: str) -> None:
+            request = parse_http(msgpack.packb({"url": url, "headers": headers}))
+            await performer.call("t", request, trace)
+
+        await ask(told.url)
+        await ask(untold.url)
+        await ask(told.url, Traceparent="00-of-the-program")
+        untold.redirect_to, told.redirect_to = told.url, untold.url
+        await ask(f"{told.url}/302")
+        await ask(f"{untold.url}/302")
+        await performer.stop()
+    assert [each.headers.get("traceparent") for each in told.seen] == [
+        parent, "00-of-the-program", parent, parent,
+    ]  # fmt: skip
+    assert [each.headers.get("tracestate") for each in told.seen] == ["a=1", None, "a=1", "a=1"]
+    assert not any({"traceparent", "tracestate"} & each.headers.keys() for each in untold.seen)
+
+
 async def test_request_without_a_rule_is_refused() -> None:
     async with site() as there, egress() as ask:
         assert "allow list" in await refused(ask(there.url))

@@ -21,6 +21,11 @@ from tests.support.waiting import wait_until
 
 _MIB = 1 << 20
 
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
+)
+
 
 async def kept(system: SystemRig, tenant: str = "default") -> tuple[int, int]:
     """Return the files that a tenant keeps and their bytes, which must be those of the tables."""
@@ -204,6 +209,7 @@ async def test_form_with_wrong_fields_is_refused_and_leaves_nothing(
         ("multipart/form-data; boundary=b", b"--b\r\nContent-Type: multipart/mixed; boundary=c\r\n"
          b"\r\n--c\r\n\r\nx\r\n--c--\r\n--b--\r\n"),
         ("multipart/form-data; boundary=b", b"--b--\r\n"),
+        ("multipart/form-data; boundary=b", b"\n" * 16 + FORM),
         # The parser reads 32 bytes of this field, and asserts that a boundary fits in them.
         (f"multipart/form-data; boundary={'b' * 60}", b"--" + b"b" * 60 + b"\r\n"
          b'Content-Disposition: form-data; name="_charset_"\r\n\r\nx\r\n'),
@@ -217,6 +223,13 @@ async def test_body_that_is_no_form_is_refused(
     answer = await system.ask("POST", "/v1/files", data=body, headers=headers)
     assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
     assert await kept(system) == (0, 0)
+
+
+@run_by(with_system, "tmp_path")
+async def test_form_behind_a_few_lines_is_taken(system: SystemRig, _: Client) -> None:
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = await system.ask("POST", "/v1/files", data=b"\r\n" * 15 + FORM, headers=headers)
+    assert (answer.status, answer.json["bytes"]) == (200, 1)
 
 
 @run_by(with_system, "tmp_path")

@@ -330,6 +330,27 @@ async def test_cancelled_notification_ends_the_run_of_its_session(
 
 
 @run_by(with_system, "tmp_path")
+async def test_read_only_key_lists_tools_and_calls_none(system: SystemRig, client: Client) -> None:
+    await client.upload(guests.HANG_WASM, "hang")
+    async with system.admin() as admin:
+        key = (await admin.create_key("default", role="read-only"))["key"]
+    assert (await send(system, "ping", key=key)).json["result"] == {}
+    (tool,) = (await send(system, "tools/list", key=key)).json["result"]["tools"]
+    assert tool["name"] == "hang"
+    session = {"Mcp-Session-Id": "s"}
+    calling = asyncio.create_task(call(system, "hang", {}, id=5, headers=session))
+    await wait_until(lambda: len(list(system.gateway.services.runs.all_live())) == 1)
+    refused = await send(system, "tools/call", {"name": "hang", "arguments": {}}, key=key)
+    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+    denied = await system.ask("POST", "/mcp", json=note, headers=session, key=key)
+    for answer in (refused, denied):
+        assert (answer.status, answer.json["type"]) == (403, "urn:symphony:problem:read-only")
+    assert len(list(system.gateway.services.runs.all_live())) == 1
+    await system.ask("POST", "/mcp", json=note, headers=session)
+    await calling
+
+
+@run_by(with_system, "tmp_path")
 async def test_client_that_leaves_ends_its_run(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HANG_WASM, "hang")
     calling = asyncio.create_task(call(system, "hang", {}))

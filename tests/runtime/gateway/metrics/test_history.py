@@ -101,3 +101,15 @@ async def test_tenants_beyond_the_most_have_no_figures_until_others_are_idle(
     for _ in range(STEPS + 1):
         await server.step()
     assert set(server.history.tenants()) == {"a", "c"}
+
+
+async def test_last_steps_alone_are_the_end_of_all() -> None:
+    server = Server()
+    server.tenants = {"acme": {"runs_live": 1}}
+    for value in range(5):
+        await server.step(waiting=value)
+    history = server.history
+    assert history.step == 4
+    assert history.server(2)["preds_waiting"] == history.server()["preds_waiting"][-2:] == [3, 4]
+    assert history.tenants(3)["acme"]["runs_live"] == [1, 1, 1]
+    assert len(history.tenant("acme", 100)["runs_live"]) == 5

@@ -123,6 +123,8 @@ def test_format_spells_the_special_tokens_among_its_markers() -> None:
     token = (mistral.added or {})["[TOOL_CALLS]"]
     assert mistral.spelt() == {token: "[TOOL_CALLS]"}
     assert mistral.literal("[TOOL_CALLS]") == f"<[{token}]>"
+    later = form_of("mistral11")
+    assert set(later.spelt().values()) == {"[TOOL_CALLS]", "[ARGS]"}
     hermes = form_of("hermes")
     assert hermes.spelt() == {}
     assert hermes.think == ("<think>", "</think>")
@@ -176,6 +178,8 @@ def rendered_cases(rng: Random, family: str, tokenizer: Any) -> list[dict[str, A
         count = 1 if family == "llama3" else rng.choice((1, 1, 2, 3))
         calls = [(rng.choice(("get_weather", "get_time")), arguments_of(rng)) for _ in range(count)]
         more = {}
+        if family == "mistral11":
+            more = {"content": rng.choice(("", "Let me <see>."))}
         if family == "hermes":
             more = {
                 "content": rng.choice(("", "Let me <see>.")),

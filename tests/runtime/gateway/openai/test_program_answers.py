@@ -187,7 +187,7 @@ BROKEN: list[tuple[bytes, str]] = [
 def test_arguments_that_json_cannot_hold_are_empty_in_a_message(told: str) -> None:
     records = read(OPENING + call("look") + arguments(told))
     shape = MessagesShape("run_1", "m", max_tokens=9)
-    whole = strict_json(asyncio.run(answer_whole(batches(records), shape, 1, lambda _: None)))
+    whole = strict_json(asyncio.run(answer_whole(batches(records), shape, 1, lambda _: None))[0])
     (block,) = whole["content"]
     assert (block["name"], block["input"]) == ("look", {})
 
@@ -285,7 +285,7 @@ def test_any_messages_are_an_answer_or_an_error_on_every_route(
         assert 400 <= refused.value.status <= 599
         strict_json(json.dumps(refused.value.document()))
     else:
-        strict_json(asyncio.run(whole))
+        strict_json(asyncio.run(whole)[0])
     streamed = make()
     events = [streamed.begin(None), *(event_of(each, streamed) for each in records)]
     for line in b"".join(events).decode().split("\n"):

@@ -21,7 +21,7 @@ async def pieces(count: int, text: str) -> AsyncIterator[list[Record]]:
 def test_whole_answer_joins_its_pieces_and_counts_their_bytes() -> None:
     held: list[int] = []
     shape = CompletionShape("run_1", "m", 1, include_usage=False)
-    body = asyncio.run(answer_whole(pieces(3, "ab\U0001f600"), shape, 1, held.append))
+    body, _ = asyncio.run(answer_whole(pieces(3, "ab\U0001f600"), shape, 1, held.append))
     (choice,) = json.loads(body)["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("ab\U0001f600" * 3, "stop")
     assert choice["logprobs"]["token_logprobs"] == [-1.0] * 3

@@ -2,17 +2,26 @@
 
 import asyncio
 import json
+import math
+import struct
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.limits import TENANT_TRACED_RUNS_MAX, TRACE_EVENTS_MAX
+from symphony_kernel.protocol.limits import (
+    TENANT_TRACED_RUNS_MAX,
+    TRACE_EVENT_BYTES,
+    TRACE_EVENTS_MAX,
+    TRACE_PRED_TOKENS_MAX,
+)
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.runs.trace import RunTrace, trace_events
+from symphony_runtime.gateway.runs.trace import RunTrace
+from symphony_runtime.gateway.runs.tracing.events import trace_events
 
 from tests.e2e.programs import (
     HANG_WASM,
@@ -291,7 +300,7 @@ def reported(index: int) -> list[Any]:
 
 def pred(index: int, steps: int) -> list[Any]:
     parts = [[index + n / steps, index + (n + 1) / steps, 1, 1, 1] for n in range(steps)]
-    return [5, index, steps, float(index), index + 1.0, 0, parts]
+    return [5, index, steps, float(index), index + 1.0, 0, parts, {}]
 
 
 def test_trace_keeps_the_last_events() -> None:
@@ -313,10 +322,10 @@ def test_trace_keeps_the_last_events() -> None:
 
 def test_trace_shows_overlapping_preds_on_their_own_tracks() -> None:
     trace = RunTrace(0.0, "worker-0")
-    overlapping = [[5, 1, 1, 1.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]]],
-                   [5, 2, 1, 2.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]]],
-                   [5, 3, 1, 4.0, 5.0, 0, [[4.0, 5.0, 1, 1, 1]]],
-                   [5, 4, 9, 1.5, 6.0, 125, []]]  # fmt: skip
+    overlapping = [[5, 1, 1, 1.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]], {}],
+                   [5, 2, 1, 2.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]], {}],
+                   [5, 3, 1, 4.0, 5.0, 0, [[4.0, 5.0, 1, 1, 1]], {}],
+                   [5, 4, 9, 1.5, 6.0, 125, [], {}]]  # fmt: skip
     trace.add_preds(overlapping)
     spans = checked(trace_events(RECORD, trace.pack()))
     tracks = {span["args"]["ticket"]: span["tid"] for span in of(spans, KERNEL, cat="pred")}
@@ -342,3 +351,89 @@ def test_trace_shows_overlapping_preds_on_their_own_tracks() -> None:
 def test_worker_that_reports_a_bad_trace_event_is_refused(event: Any) -> None:
     with pytest.raises(m.MessageError):
         RunTrace(time.monotonic(), "worker-0").add_calls([reported(1), event])
+
+
+# --- Preds ---------------------------------------------------------------------------------------
+TEXTS = ["<eos>", " a", "b", "\n", "\\xc3"]
+
+
+def detailed(index: int, **about: Any) -> list[Any]:
+    steps = [[index + 0.5, index + 0.7, 1, 1, 1], [index + 0.8, index + 1.0, 1, 1, 1]]
+    return [5, index, 2, float(index), index + 1.0, 0, steps, about]
+
+
+def shown(*events: list[Any]) -> list[Span]:
+    trace = RunTrace(0.0, "worker-0")
+    trace.add_calls([[5, "wait", 1.2, 2.2, 0, True], [5, "", 0.0, 9.0, 0, False]])
+    trace.add_preds(list(events))
+    return checked(trace_events(RECORD, trace.pack(), TEXTS))
+
+
+def test_trace_splits_a_preds_life_into_throttle_queue_pages_and_step() -> None:
+    spans = shown(detailed(1, held=0.5, pages=[[1.1, 1.3]]))
+    (whole,) = of(spans, KERNEL, cat="pred")
+    assert (whole["ts"], whole["dur"]) == (0.5e6, 1.5e6)
+    parts = [
+        (span["name"], span["cat"], span["ts"] / 1e6, round(span["dur"] / 1e6, 6))
+        for span in sorted(of(spans, KERNEL, tid=whole["tid"]), key=lambda span: float(span["ts"]))
+        if span is not whole
+    ]
+    assert parts == [
+        ("throttled", "wait", 0.5, 0.5), ("queued", "wait", 1.0, 0.1), ("pages", "wait", 1.1, 0.2),
+        ("queued", "wait", 1.3, 0.2), ("step", "step", 1.5, 0.2), ("queued", "wait", 1.7, 0.1),
+        ("step", "step", 1.8, 0.2),
+    ]  # fmt: skip
+    expected = {"throttle": 500_000, "queue": 400_000, "pages": 200_000, "step": 400_000}
+    assert whole["args"]["waits_us"] == pytest.approx(expected)
+
+
+def test_wait_of_a_program_tells_what_its_preds_did_meanwhile() -> None:
+    other = [6, 9, 1, 1.0, 2.2, 0, [[1.0, 2.2, 1, 1, 1]], {}]  # of another instance
+    spans = shown(detailed(1, pages=[[1.1, 1.3]]), detailed(2, held=1.4), other)
+    (wait,) = of(spans, WORKER, cat="wait")
+    assert wait["args"]["result"] == 0
+    # Until 2.0 the first pred is ahead of the second, which is then in the queue.
+    expected = {"pages": 100_000, "queue": 500_000, "step": 400_000}
+    assert wait["args"]["waits_us"] == pytest.approx(expected)
+
+
+def test_trace_shows_tokens_alternatives_and_what_a_mask_forbade() -> None:
+    best = np.array([(1, math.log(0.5)), (2, math.log(0.25))], [("t", "<u4"), ("l", "<f4")])
+    forbidden = struct.pack("<IfIf", 12, 0.75, 3, math.log(0.6))
+    told = {
+        "file": 4, "at": 7, "tokens": _u32(0, 9), "before": _u32(4, 2), "fork": [3, 5],
+        "kept": False, "best": best.tobytes(), "forbidden": forbidden,
+    }  # fmt: skip
+    (whole,) = of(shown(detailed(1, **told)), KERNEL, cat="pred")
+    expected = {
+        "file": 4, "at": 7, "text": ["<eos>", "<9>"], "before": ["\\xc3", "b"], "fork_of": 3,
+        "fork_at": 5, "kept": False, "token": " a", "probability": 0.5,
+        "alternatives": [["b", 0.25]], "allowed": 12, "forbidden": 0.75, "unmasked": ["\n", 0.6],
+    }  # fmt: skip
+    assert expected.items() <= whole["args"].items()
+
+
+def test_trace_counts_many_tokens_as_more_events() -> None:
+    trace = RunTrace(0.0, "worker-0")
+    most = TRACE_PRED_TOKENS_MAX
+    count = 2 * TRACE_EVENTS_MAX // (4 * most // TRACE_EVENT_BYTES)
+    for index in range(count):
+        trace.add_preds([detailed(index, file=1, at=0, tokens=_u32(*range(most)))])
+    spans = checked(trace_events(RECORD, trace.pack()))
+    kept = len(of(spans, KERNEL, cat="pred"))
+    assert count // 3 < kept < count // 2 + 1
+
+
+def test_trace_of_an_earlier_version_is_shown() -> None:
+    events = [pred(1, 1)[:7], [*pred(3, 1)[:7], [4, 2, 9]]]
+    stored = msgpack.unpackb(RunTrace(0.0, "worker-0").pack())
+    stored["preds"] = [msgpack.packb([2, events])]
+    spans = checked(trace_events(RECORD, msgpack.packb(stored)))
+    first, second = of(spans, KERNEL, cat="pred")
+    assert "pages_from_host" not in first["args"]
+    moves = {"pages_from_host": 4, "pages_from_disk": 2, "tokens_rebuilt": 9}
+    assert moves.items() <= second["args"].items()
+
+
+def _u32(*tokens: int) -> bytes:
+    return np.array(tokens, "<u4").tobytes()

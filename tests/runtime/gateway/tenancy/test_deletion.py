@@ -232,7 +232,8 @@ class SlowDisk:
 async def rows_of(system: SystemRig, tenant: str) -> dict[str, int]:
     """How many rows the database has of a tenant, by table; usage and audit aside."""
     store, found = system.gateway.services.store, {}
-    for table in ("tenants", "keys", "programs", "program_names", "runs", "idempotency",
+    for table in ("tenants", "keys", "programs", "program_names", "program_versions", "runs",
+                  "idempotency",
                   "idempotency_counts", "secrets", "forgetting"):  # fmt: skip
         column = "id" if table == "tenants" else "tenant"
         found[table] = await count_rows(store, f"{table} WHERE {column} = '{tenant}'")

@@ -126,14 +126,26 @@ struct Sampler::Scratch {
             put(out, token_at(at), logs.of(logits[at]));
             out += 8;
         }
-        if (place.count == 0) return;
-        for (uint64_t key : best.find(logits, count, place.count)) {
-            put(out, token_at(token_of(key)), logs.of(logits[token_of(key)]));
-            out += 8;
+        if (place.count) out = put_best(place, logits, logs, out);
+        if (place.forbidden && Get(place.get) != Get::TOP) {
+            const float kept = std::exp(logs.best + logs.sum - unmasked.best - unmasked.sum);
+            forbidden.mass = std::max(1.0f - kept, 0.0f);
+            std::memcpy(out, &forbidden, sizeof forbidden);
         }
     }
 
   private:
+    Logs unmasked{0.0f, 0.0f};  // of the place, if `Forbidden` is wanted
+    Forbidden forbidden;
+
+    uint8_t *put_best(const Place &place, const float *logits, const Logs &logs, uint8_t *out) {
+        for (uint64_t key : best.find(logits, count, place.count)) {
+            put(out, token_at(token_of(key)), logs.of(logits[token_of(key)]));
+            out += 8;
+        }
+        return out;
+    }
+
     static void put(uint8_t *out, uint32_t token, float log) {
         std::memcpy(out, &token, sizeof token);
         std::memcpy(out + sizeof token, &log, sizeof log);
@@ -153,8 +165,14 @@ struct Sampler::Scratch {
             logits[place.bias_tokens[i]] += place.bias_values[i];
         count = vocab;
         tokens = nullptr;
+        if (place.forbidden) {
+            const float best_logit = maximum(logits, vocab);
+            unmasked = Logs{best_logit, log_sum(logits, vocab, best_logit)};
+            const uint32_t first = find(logits, vocab, best_logit);
+            forbidden = Forbidden{vocab, 0.0f, first, unmasked.of(logits[first])};
+        }
         if (!place.allow) return logits;
-        const int32_t allowed = count_allowed(place.allow);
+        const int32_t allowed = forbidden.allowed = count_allowed(place.allow);
         const bool by_token = Get(place.get) == Get::OF || Get(place.get) == Get::LOGITS;
         if (by_token || allowed > vocab / SPARSE || allowed < std::max(place.count, 1)) {
             rule_out(place.allow, logits);

@@ -34,6 +34,16 @@ struct Place {
     int32_t position;            // of the place's token
     int32_t seen_count;
     float repetition;            // divides the positive logits of `seen`, multiplies the others
+    int32_t forbidden;           // whether `Forbidden` follows the record of a token
+    int32_t unused;
+};
+
+// What a mask forbade at a place.
+struct Forbidden {
+    int32_t allowed;  // tokens
+    float mass;       // the probability of all other tokens, without the mask
+    uint32_t best;    // the best token without the mask
+    float log;        // its log-probability
 };
 
 class Sampler {

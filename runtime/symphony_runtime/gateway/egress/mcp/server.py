@@ -95,9 +95,14 @@ class ToolServer:
 
     # -- Calls ---------------------------------------------------------------------------------
     async def call(
-        self, tenant: str, tool: str, arguments: dict[str, Any], timeout_ms: int | None
+        self,
+        tenant: str,
+        tool: str,
+        arguments: dict[str, Any],
+        timeout_ms: int | None,
+        meta: dict[str, str] | None = None,
     ) -> CallToolResult | str:
-        """Return a tool's answer, or in words why there is none.
+        """Return a tool's answer, or in words why there is none; `meta` goes with the call.
 
         Raises SyscallError: ENOENT, it has no such tool; ETIMEDOUT.
         """
@@ -108,12 +113,16 @@ class ToolServer:
         try:
             async with asyncio.timeout(most_ms / 1000):
                 await slots.acquire()
-                return await self._call_with_slot(slots, tool, arguments)
+                return await self._call_with_slot(slots, tool, arguments, meta)
         except TimeoutError:
             raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
 
     async def _call_with_slot(
-        self, slots: asyncio.Semaphore, tool: str, arguments: dict[str, Any]
+        self,
+        slots: asyncio.Semaphore,
+        tool: str,
+        arguments: dict[str, Any],
+        meta: dict[str, str] | None,
     ) -> CallToolResult | str:
         """Make a call that has a slot, and release the slot.
 
@@ -124,14 +133,16 @@ class ToolServer:
         try:
             await self._started.wait()
             sent = self._session is not None
-            return await self._call(tool, arguments)
+            return await self._call(tool, arguments, meta)
         except asyncio.CancelledError:
             held = _HELD_SECONDS if sent and self._session is not None else 0.0
             raise
         finally:
             asyncio.get_running_loop().call_later(held, slots.release)
 
-    async def _call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult | str:
+    async def _call(
+        self, tool: str, arguments: dict[str, Any], meta: dict[str, str] | None
+    ) -> CallToolResult | str:
         session = self._session
         if session is None:
             return f"the tool server {self.options.name} is away: {self._reason}"
@@ -139,7 +150,8 @@ class ToolServer:
             raise SyscallError(Errno.ENOENT, f"{self.options.name} has no tool {tool!r}")
         try:
             # Not `session.call_tool`: it runs the server's regular expressions on the answer.
-            params = CallToolRequestParams(name=tool, arguments=arguments)
+            about: Any = meta or None  # a map with keys of any name
+            params = CallToolRequestParams(name=tool, arguments=arguments, _meta=about)
             return await session.send_request(CallToolRequest(params=params), CallToolResult)
         except (MCPError, ValidationError, RuntimeError) as error:
             # An error of the protocol, not of the tool: the server may be gone.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -60,8 +61,10 @@ class McpTools:
         header: bytes = msgpack.Packer().pack_array_header(len(items))
         return header + b"".join(items)
 
-    async def call(self, tenant: str, request: ToolRequest) -> bytes:
+    async def call(self, tenant: str, request: ToolRequest, trace: Mapping[str, str]) -> bytes:
         """Call a tool; return msgpack {ok, content}.
+
+        `trace` names the call's span, for servers that have `trace_context`.
 
         Raises SyscallError: ENOENT, the tenant has no such tool; ETIMEDOUT; EFBIG, the result.
         """
@@ -69,7 +72,8 @@ class McpTools:
         server = self._servers.get(name)
         if server is None or not server.options.serves(tenant):
             raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
-        answer = await server.call(tenant, tool, request.arguments, request.timeout_ms)
+        meta = dict(trace) if server.options.trace_context else {}
+        answer = await server.call(tenant, tool, request.arguments, request.timeout_ms, meta)
         ok = not (isinstance(answer, str) or answer.is_error)
         packed = _packed(ok, answer if isinstance(answer, str) else content_of(answer))
         self._metrics.tool_errors += not ok

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from symphony_kernel.protocol.limits import CHAT_DEPTH_MAX
 
-from symphony_runtime.chat_escaping import ROLES
+from symphony_runtime.bounded_json import nests_deeper
 from symphony_runtime.gateway.openai.errors import refused
+from symphony_runtime.texts.chat_escaping import ROLES
 
 _IMAGES: Final = ("image_url", "input_image", "image")  # types of parts
 _DEPTH_MAX: Final = CHAT_DEPTH_MAX - 8  # within a message, a list and the like
@@ -107,14 +108,8 @@ def read_arguments(value: Any, param: str) -> dict[str, Any]:
 
 def check_depth(value: Any, param: str) -> None:
     """Check how deep a value nests, which a chat template may write; OpenAIError 400."""
-    level, depth = [value], 0
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        depth += 1
-        if depth > _DEPTH_MAX:
-            raise refused(f"`{param}` may nest at most {_DEPTH_MAX} deep", param)
-        level = [
-            child for each in level for child in (each.values() if isinstance(each, dict) else each)
-        ]
+    if nests_deeper(value, _DEPTH_MAX):
+        raise refused(f"`{param}` may nest at most {_DEPTH_MAX} deep", param)
 
 
 def _content(value: Any, param: str) -> str:

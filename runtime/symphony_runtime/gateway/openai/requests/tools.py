@@ -153,9 +153,12 @@ def hold_calls(use: ToolUse, form: AnswerFormat, job: dict[str, Any], answer: st
 def _calls(use: ToolUse, form: AnswerFormat, begin: str) -> str:
     """Return the part of a grammar's rule for one or more calls; `begin` opens the first."""
     tools, one = form.tools, "(" + "|".join(f"call_{i}" for i in range(len(use.tools))) + ")"
-    marked = bool(tools.end)
+    marked = bool(tools.end or tools.args)
     again = f"{form.literal(tools.begin)} {one}" if marked else one
-    more = f" ({json.dumps(tools.between)} {again})*" if tools.between and not use.single else ""
+    if tools.between:
+        again = f"{json.dumps(tools.between)} {again}"
+    repeats = (tools.between or tools.args) and not use.single
+    more = f" ({again})*" if repeats else ""
     if tools.listed:
         return f'{begin} " "? "[" {one}{more} "]"'
     return f"{begin} {one}{more}" if marked else f"{one}{more}"
@@ -168,6 +171,8 @@ def _call_rules(use: ToolUse, form: AnswerFormat) -> list[str]:
         schema = tool.parameters if tool.parameters and _is_held(use, tool) else _ANY
         head = f'{tools.opened}{{"name": {json.dumps(tool.name)}, "{tools.arguments}": '
         call = f"{json.dumps(head)} args_{number} {json.dumps('}' + tools.closed)}"
+        if tools.args:
+            call = f"{json.dumps(tool.name)} {form.literal(tools.args)} args_{number}"
         if tools.end:
             call += f" {form.literal(tools.end)}"
         rules += [f"call_{number}: {call}", f"args_{number}: %json {json.dumps(_SPACING | schema)}"]

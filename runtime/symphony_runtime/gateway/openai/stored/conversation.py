@@ -10,11 +10,15 @@ from symphony_kernel.protocol.limits import (
     RUN_INPUT_BYTES_MAX,
 )
 
-from symphony_runtime.gateway.http.context import services, tenant_of, to_any_json
+from symphony_runtime.gateway.http.context import (
+    run_charged,
+    services,
+    tenant_of,
+    to_any_json,
+)
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
-from symphony_runtime.gateway.openai.serving import Hold
 from symphony_runtime.gateway.openai.stored.items import list_input, owner_of
-from symphony_runtime.gateway.openai.stored.kept import find_response
+from symphony_runtime.gateway.openai.stored.kept import KeptResponse, find_response
 
 _PREVIOUS: Final = "previous_response_id"
 _ENDED: Final = ("completed", "incomplete")
@@ -31,14 +35,13 @@ async def join_conversation(
     referring = asked if isinstance(asked, list) and any(map(_is_reference, asked)) else None
     if previous is None and referring is None:
         return body, body
-    hold = partial(services(request).bodies.hold, request, tenant_of(request))
     before: list[dict[str, Any]] = []
     if previous is not None:
         if not isinstance(previous, str):
             raise refused(f"`{_PREVIOUS}` must be the id of a response", _PREVIOUS)
-        before = await items_of_chain(request, previous, hold, param=_PREVIOUS)
+        before = await items_of_chain(request, previous, param=_PREVIOUS)
     if referring is not None:
-        body = {**body, "input": await _resolved(request, referring, before, hold)}
+        body = {**body, "input": await _resolved(request, referring, before)}
     if previous is None:
         return body, body
     own = list_input("", body.get("input")) if isinstance(asked, str) else body.get("input")
@@ -47,7 +50,7 @@ async def join_conversation(
 
 
 async def items_of_chain(
-    request: web.Request, response_id: str, hold: Hold, *, param: str | None = None
+    request: web.Request, response_id: str, *, param: str | None = None
 ) -> list[dict[str, Any]]:
     """Return the input and output of a response and of those before it, oldest first.
 
@@ -56,26 +59,32 @@ async def items_of_chain(
     turns: list[list[dict[str, Any]]] = []
     size = 0
     wanted: str | None = response_id
-    runs, tenant = services(request).runs, tenant_of(request)
+    hold = partial(services(request).bodies.hold, request, tenant_of(request))
     while wanted is not None:
         if len(turns) == OPENAI_TURNS_MAX:
             raise refused(f"a conversation has at most {OPENAI_TURNS_MAX} responses", param)
-        kept = await find_response(runs, tenant, wanted, hold, param)
-        view = await kept.view(runs)
-        hold(said := len(to_any_json(view["output"])))
+        kept = await find_response(request, wanted, param)
+        view = await kept.view(services(request).runs)
+        turn, said = await run_charged(request, partial(_turn, kept, view["output"]))
+        hold(said)
         size += kept.size + said
         if size > RUN_INPUT_BYTES_MAX:
             words = f"the conversation has more than {RUN_INPUT_BYTES_MAX} bytes"
             raise refused(words, param, "context_length_exceeded")
         if view["status"] not in _ENDED:
             raise refused(f"{wanted} is {view['status']}: nothing can follow it", param)
-        turns.append([*list_input(kept.number, kept.body["input"]), *view["output"]])
+        turns.append(turn)
         wanted = kept.body.get(_PREVIOUS)
     return [item for turn in reversed(turns) for item in turn]
 
 
+def _turn(kept: KeptResponse, output: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Return the items of a response, and the bytes of its output."""
+    return [*list_input(kept.number, kept.body["input"]), *output], len(to_any_json(output))
+
+
 async def _resolved(
-    request: web.Request, asked: list[Any], before: list[dict[str, Any]], hold: Hold
+    request: web.Request, asked: list[Any], before: list[dict[str, Any]]
 ) -> list[Any]:
     """Return input items with those that references mean; OpenAIError 400, 404."""
     known = {item["id"]: item for item in before}
@@ -90,11 +99,10 @@ async def _resolved(
         if not isinstance(wanted, str):
             raise refused(f"`{param}.id` must be the id of an item", param)
         if wanted not in known and (owner := owner_of(wanted)) is not None:
-            runs, tenant = services(request).runs, tenant_of(request)
-            kept = await find_response(runs, tenant, owner, hold, param)
-            output = (await kept.view(runs))["output"]
-            listed = list_input(kept.number, kept.body["input"])
-            known |= {each["id"]: each for each in [*listed, *output]}
+            kept = await find_response(request, owner, param)
+            output = (await kept.view(services(request).runs))["output"]
+            turn, _ = await run_charged(request, partial(_turn, kept, output))
+            known |= {each["id"]: each for each in turn}
         if wanted not in known:
             words = f"there is no item {ascii(wanted)[:60]}: responses that are stored have items"
             raise OpenAIError(404, words, param=param, code="item_not_found")

@@ -8,13 +8,19 @@ from typing import Any, Final
 from aiohttp import web
 from symphony_kernel.protocol.limits import CANCEL_SECONDS_MAX, OPENAI_ITEMS_MAX
 
-from symphony_runtime.gateway.http.context import answer, number, services, tenant_of
+from symphony_runtime.gateway.http.context import (
+    answer,
+    number,
+    run_charged,
+    services,
+    tenant_of,
+)
 from symphony_runtime.gateway.http.responses import send_whole
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.program_messages import Begun, Part, Piece, Record, Usage
 from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.openai.run_records import Batches
-from symphony_runtime.gateway.openai.serving import Hold, answer_stream
+from symphony_runtime.gateway.openai.serving import answer_stream
 from symphony_runtime.gateway.openai.stored.conversation import items_of_chain
 from symphony_runtime.gateway.openai.stored.items import list_input
 from symphony_runtime.gateway.openai.stored.kept import KeptResponse, find_response
@@ -26,10 +32,11 @@ _EVENTS_MAX: Final = 1 << 40
 
 async def get_response(request: web.Request) -> web.StreamResponse:
     """Answer with a response as it is now, or with its stream."""
-    kept, hold = await _kept(request)
+    kept = await _kept(request)
     if _flag(request, "stream"):
         after = _number(request, "starting_after", -1, 0, _EVENTS_MAX)
         runs, looks = services(request).runs, Resumed(kept.shape(), after)
+        hold = partial(services(request).bodies.hold, request, tenant_of(request))
         headers = {"X-Run-Id": kept.record.id}
         return await answer_stream(request, _at_once(kept.batches(runs)), looks, headers, hold)
     return await _answer_view(request, kept)
@@ -37,14 +44,14 @@ async def get_response(request: web.Request) -> web.StreamResponse:
 
 async def delete_response(request: web.Request) -> web.StreamResponse:
     """Delete a response that has ended, with its input and its output."""
-    kept, _ = await _kept(request)
+    kept = await _kept(request)
     await services(request).runs.delete(tenant_of(request), kept.record.id)
     return await answer({"id": f"resp_{kept.number}", "object": "response", "deleted": True})
 
 
 async def cancel_response(request: web.Request) -> web.StreamResponse:
     """End a response, and answer when it has ended. An ended response stays as it is."""
-    kept, _ = await _kept(request)
+    kept = await _kept(request)
     run = kept.run
     if isinstance(run, Run):
         check_stored(run)
@@ -55,30 +62,38 @@ async def cancel_response(request: web.Request) -> web.StreamResponse:
 
 async def list_input_items(request: web.Request) -> web.StreamResponse:
     """Answer with a page of the items that a response was made from, the chain's included."""
-    kept, hold = await _kept(request)
+    kept = await _kept(request)
     limit = _number(request, "limit", ITEMS_DEFAULT, 1, OPENAI_ITEMS_MAX)
     order = request.query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise refused("`order` must be asc or desc", "order")
-    items = list_input(kept.number, kept.body["input"])
-    if (previous := kept.body.get("previous_response_id")) is not None:
-        items = [*await items_of_chain(request, previous, hold), *items]
-    if order == "desc":
-        items.reverse()
-    if after := request.query.get("after"):
+    previous = kept.body.get("previous_response_id")
+    before = [] if previous is None else await items_of_chain(request, previous)
+
+    def page() -> bytes:
+        items = [*before, *list_input(kept.number, kept.body["input"])]
+        if order == "desc":
+            items.reverse()
+        return _json(_page(items, request.query.get("after"), limit))
+
+    return await send_whole(request, await run_charged(request, page))
+
+
+def _page(items: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+    """Return a page of items behind the one with an id; OpenAIError 400: there is none."""
+    if after:
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise refused("`after` must be the id of an item of this response", "after")
         items = items[places[0] + 1 :]
     shown = items[:limit]
-    page = {
+    return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(items) > limit,
     }
-    return await send_whole(request, _json(page))
 
 
 class Resumed:
@@ -123,17 +138,15 @@ async def _at_once(batches: Batches) -> Batches:
         yield batch
 
 
-async def _kept(request: web.Request) -> tuple[KeptResponse, Hold]:
+async def _kept(request: web.Request) -> KeptResponse:
     """Return the response that a request is about; OpenAIError 404."""
-    tenant = tenant_of(request)
-    hold = partial(services(request).bodies.hold, request, tenant)
-    wanted = request.match_info["response"]
-    return await find_response(services(request).runs, tenant, wanted, hold), hold
+    return await find_response(request, request.match_info["response"])
 
 
 async def _answer_view(request: web.Request, kept: KeptResponse) -> web.StreamResponse:
     view = await kept.view(services(request).runs)
-    return await send_whole(request, _json(view), {"X-Run-Id": kept.record.id})
+    body = await run_charged(request, lambda: _json(view))
+    return await send_whole(request, body, {"X-Run-Id": kept.record.id})
 
 
 def _json(document: dict[str, Any]) -> bytes:

@@ -10,14 +10,18 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiohttp import web
+
 from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.http.context import load_kept_json, services, tenant_of
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.program_messages import Failure, Part, Piece, Usage
 from symphony_runtime.gateway.openai.requests.bodies import ResponseBody
 from symphony_runtime.gateway.openai.requests.parsing import ParsedRequest
 from symphony_runtime.gateway.openai.responses import ResponseShape
 from symphony_runtime.gateway.openai.run_records import Batches, kept_records, program_records
-from symphony_runtime.gateway.openai.serving import Hold, failure_error
+from symphony_runtime.gateway.openai.serving import failure_error
+from symphony_runtime.gateway.openai.stored.items import check_items
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record, check_here
 from symphony_runtime.gateway.runs.service import Runs
@@ -74,7 +78,11 @@ class KeptResponse:
 
 
 def request_text(body: dict[str, Any], model: str, wanted: ParsedRequest, *, shipped: bool) -> str:
-    """Return what is kept of a request; `body` is without the conversation before it."""
+    """Return what is kept of a request; `body` is without the conversation before it.
+
+    Raises OpenAIError: 400, its input cannot be listed.
+    """
+    check_items(body.get("input"))
     kept = {key: value for key, value in body.items() if key in ResponseBody.model_fields}
     characters = wanted.call_id_characters
     told = {"model": model, "shipped": shipped, "call_id_characters": characters, "body": kept}
@@ -82,12 +90,13 @@ def request_text(body: dict[str, Any], model: str, wanted: ParsedRequest, *, shi
 
 
 async def find_response(
-    runs: Runs, tenant: str, response_id: str, hold: Hold, param: str | None = None
+    request: web.Request, response_id: str, param: str | None = None
 ) -> KeptResponse:
-    """Return a tenant's kept response; `hold` counts the bytes of its request.
+    """Return a kept response of the tenant. The memory of its request is held.
 
-    Raises OpenAIError: 404. Problem: 409, it is made by another gateway; as `hold`.
+    Raises OpenAIError: 404. Problem: 409, it is made by another gateway; as `load_kept_json`.
     """
+    runs, tenant = services(request).runs, tenant_of(request)
     if not _ID.fullmatch(response_id):
         raise _missing(response_id, param)
     try:
@@ -103,8 +112,7 @@ async def find_response(
     if not first or first[0].kind != "request":
         raise _missing(response_id, param)
     text: str = first[0].data["text"]
-    hold(len(text))
-    return KeptResponse(run, **json.loads(text), size=len(text))
+    return KeptResponse(run, **await load_kept_json(request, text), size=len(text))
 
 
 def _missing(response_id: str, param: str | None) -> OpenAIError:

@@ -97,7 +97,7 @@ class EventStream:
         if self._crash_log is not None:
             self._crash_log.add((self._run, event.id, kind, data))
         self.memory += event.size
-        self._charge(event.size)
+        self.charge(event.size)
         if self.memory > MEMORY_BYTES_SPILL and not self._spilling:
             self._spill()
         self._wake_readers()
@@ -115,7 +115,7 @@ class EventStream:
         self._events += self._number_events(finals)
         self._last += len(finals)
         self.finished = True
-        self._charge(-self._charged)  # `Retention` counts the stored run from now on
+        self.charge(-self._charged)  # `Retention` counts the stored run from now on
         if self._stored and self.memory > _ENDED_BYTES_KEPT:
             self._events.clear()  # readers that do not read would keep them in memory
         self._release(self._granted)
@@ -201,7 +201,8 @@ class EventStream:
         """Id of the first event in memory, or of the next event if memory is empty."""
         return self._last + 1 - len(self._events)
 
-    def _charge(self, size: int) -> None:
+    def charge(self, size: int) -> None:
+        """Count bytes on disk to the tenant until the run's end is stored."""
         if self._crash_log is not None:
             self._charged += size
             self._store.disk.charge(self.tenant, size)

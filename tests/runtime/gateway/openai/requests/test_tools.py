@@ -61,7 +61,7 @@ def test_tools_go_to_the_template_and_their_format_to_the_parser() -> None:
     made = job(tools=[{"type": "function", "function": {**FUNCTION, "strict": False}}])
     assert msgpack.unpackb(made["conversation"]) == {"messages": [USER], "tools": TOOLS}
     assert made["calls"] == {
-        "begin": "<tool_call>", "end": "</tool_call>", "listed": False, "bare": False,
+        "begin": "<tool_call>", "end": "</tool_call>", "args": "", "listed": False, "bare": False,
         "names": ["f"], "single": False,
     }  # fmt: skip
     assert "constraint" not in made

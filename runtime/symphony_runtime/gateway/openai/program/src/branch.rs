@@ -410,12 +410,14 @@ impl Branch {
         let bias = self.bias(job, forbids);
         let mut out = Writer::new();
         let plain = job.sampling.is_none();
+        let shares = self.count == 0; // the prompt, with requests that begin alike
         let logprobs = job.logprobs.filter(|count| *count > 0);
         let count = usize::from(!plain)
             + usize::from(!bias.is_empty())
             + usize::from(logprobs.is_some())
             + usize::from(job.constraint > 0)
             + usize::from(job.repeats())
+            + usize::from(shares)
             + if ahead { 4 } else { 0 };
         if count == 0 {
             return Vec::new();
@@ -439,6 +441,9 @@ impl Branch {
         }
         if job.constraint > 0 {
             out.str("constraint").int(i64::from(job.constraint));
+        }
+        if shares {
+            out.str("share").bool(true);
         }
         if ahead {
             let (mut max, ends): (usize, &[u32]) =

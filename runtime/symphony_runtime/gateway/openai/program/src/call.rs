@@ -1,5 +1,6 @@
-//! One call of a tool in a model's answer: the JSON object {"name": .., "arguments": ..}, read a
-//! character at a time. Its arguments are given on as they are written.
+//! One call of a tool in a model's answer: the JSON object {"name": .., "arguments": ..}, or a name, a
+//! marker and the arguments' object. It is read a character at a time. Its arguments are given on as
+//! they are written.
 
 /// Where the object is after a character.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ const KNOWN_KEYS: [&str; 5] = ["name", "arguments", "parameters", "type", "id"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Before,
+    /// In the name, where a marker separates it from the arguments.
+    Head,
     /// Before a key, or the object's end.
     Key,
     InKey,
@@ -81,12 +84,14 @@ pub struct Call {
     argued: bool,
     /// Whether only known keys are those of a call.
     wary: bool,
+    /// What stands between name and arguments; empty: the call is one object.
+    marker: String,
 }
 
 impl Call {
-    pub fn new(wary: bool) -> Call {
+    pub fn new(wary: bool, marker: &str) -> Call {
         Call {
-            place: Place::Before,
+            place: if marker.is_empty() { Place::Before } else { Place::Head },
             of: Of::Other,
             scan: Scan::default(),
             scalar: false,
@@ -96,6 +101,7 @@ impl Call {
             arguments: String::new(),
             argued: false,
             wary,
+            marker: marker.into(),
         }
     }
 
@@ -118,6 +124,7 @@ impl Call {
         match self.place {
             Place::Before if blank => (),
             Place::Before if c == '{' => self.place = Place::Key,
+            Place::Head => return self.read_head(c),
             Place::Key if blank || c == ',' => (),
             Place::Key if c == '"' => {
                 self.key.clear();
@@ -138,6 +145,28 @@ impl Call {
         Progress::Open
     }
 
+    /// Reads a name up to the marker. Between them may be more in brackets, such as the call's id.
+    fn read_head(&mut self, c: char) -> Progress {
+        if c.is_ascii_whitespace() && self.name.is_empty() {
+            return Progress::Open;
+        }
+        self.name.push(c);
+        if !self.name.ends_with(self.marker.as_str()) {
+            let broken = c.is_ascii_whitespace() || matches!(c, '{' | '"');
+            return if broken { Progress::Broken } else { Progress::Open };
+        }
+        let end = self.name.find('[').unwrap_or(0);
+        self.name.truncate(end);
+        self.named = end > 0;
+        self.of = Of::Arguments;
+        self.place = Place::Value;
+        if self.named {
+            Progress::Open
+        } else {
+            Progress::Broken
+        }
+    }
+
     fn keyed(&mut self) -> Progress {
         self.place = Place::Colon;
         self.of = match self.key.as_str() {
@@ -154,6 +183,9 @@ impl Call {
     fn begin(&mut self, c: char) -> Progress {
         if self.of == Of::Name && c != '"' {
             return Progress::Broken;
+        }
+        if !self.marker.is_empty() && c != '{' {
+            return self.close();
         }
         self.scan = Scan::default();
         self.scalar = !matches!(c, '"' | '{' | '[');
@@ -176,6 +208,9 @@ impl Call {
             return Progress::Open;
         }
         self.place = Place::Comma;
+        if !self.marker.is_empty() {
+            return Progress::Closed;
+        }
         if self.of != Of::Name {
             return Progress::Open;
         }
@@ -205,7 +240,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str, wary: bool) -> (Option<String>, String, Progress) {
-        let mut call = Call::new(wary);
+        let mut call = Call::new(wary, "");
         let mut arguments = String::new();
         let mut progress = Progress::Open;
         for c in text.chars() {

@@ -1,6 +1,6 @@
 //! The ABI's calls as this program needs them: few allocations, tickets as plain numbers.
 
-use symphony::{raw, Errno, Error, Result};
+use symphony::{msgpack, raw, Errno, Error, Result, Value};
 
 fn check(call: &'static str, result: i32) -> Result<u32> {
     if result < 0 {
@@ -33,6 +33,14 @@ pub fn kv_match(tokens: &[u32]) -> Result<Option<(i32, usize)>> {
     check("kv_len", unsafe { raw::kv_len(kv) }).map(|length| Some((kv, length as usize)))
 }
 
+/// How many of the file's entries came from the prefix cache, by a match or by sharing.
+pub fn kv_cached(kv: i32) -> Result<usize> {
+    let mut room = [0; 512]; // these files have no names
+    let length = check("kv_stat", unsafe { raw::kv_stat(kv, room.as_mut_ptr(), room.len()) })?;
+    let stat = msgpack::decode(&room[..(length as usize).min(room.len())]).ok();
+    Ok(stat.and_then(|stat| stat.get("cached")?.as_u32()).unwrap_or(0) as usize)
+}
+
 /// Offers what the file holds to later requests.
 pub fn kv_offer(kv: i32) {
     // A wish: the answer is given in any case.
@@ -48,9 +56,9 @@ pub fn pred(kv: i32, tokens: &[u32], options: &[u8]) -> Result<i32> {
     check("pred", result).map(|ticket| ticket as i32)
 }
 
-/// Computes tokens for the file's sake; a failure is the file's answer from then on.
+/// Computes tokens for the file's sake, once for all that begin alike; a failure is the file's answer from then on.
 pub fn fill(kv: i32, tokens: &[u32]) -> Result<i32> {
-    pred(kv, tokens, b"\x81\xa3get\xa4none")
+    pred(kv, tokens, b"\x82\xa3get\xa4none\xa5share\xc3")
 }
 
 /// A ticket for run-ahead decoding.

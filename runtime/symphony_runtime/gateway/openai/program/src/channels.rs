@@ -12,6 +12,8 @@ pub struct Format {
     /// Opens a call, or a list of calls.
     begin: String,
     end: String,
+    /// Stands between a call's name and its arguments, where a call is no object.
+    args: String,
     /// Whether `begin` opens a list of calls.
     listed: bool,
     /// Whether calls may stand at the answer's beginning without `begin`.
@@ -84,6 +86,7 @@ impl Format {
         Some(Format {
             begin: text("begin").into(),
             end: text("end").into(),
+            args: text("args").into(),
             listed: flag("listed"),
             bare: flag("bare"),
             names: names.iter().filter_map(Value::as_str).map(String::from).collect(),
@@ -117,7 +120,7 @@ impl Channels {
         Channels {
             state: if thinking { State::Thinking } else { State::Start },
             held: String::new(),
-            call: Call::new(false),
+            call: Call::new(false, ""),
             raw: String::new(),
             told: false,
             wary: false,
@@ -202,7 +205,7 @@ impl Channels {
         }
         self.may_think = false;
         if format.bare && text.starts_with('{') {
-            self.begin_call("", true);
+            self.begin_call(format, "", true);
         } else {
             self.state = State::Content;
         }
@@ -239,7 +242,7 @@ impl Channels {
             Some(at) => {
                 say(out, Part::Content(self.held[..at].trim_end().into()));
                 self.held.drain(..at + begin.len());
-                self.begin_call(begin, false);
+                self.begin_call(format, begin, false);
                 true
             }
             None => {
@@ -249,9 +252,9 @@ impl Channels {
         }
     }
 
-    fn begin_call(&mut self, opened: &str, wary: bool) {
+    fn begin_call(&mut self, format: &Format, opened: &str, wary: bool) {
         self.state = State::Call;
-        self.call = Call::new(wary);
+        self.call = Call::new(wary, &format.args);
         self.raw = opened.into();
         self.told = false;
         self.wary = wary;
@@ -329,20 +332,20 @@ impl Channels {
         if list && first == b',' || !list && format.bare && matches!(first, b',' | b';') {
             self.held = text[1..].into();
             if list {
-                self.begin_call("", false);
+                self.begin_call(format, "", false);
             }
         } else if list && first == b']' {
             self.held = text[1..].into();
             self.in_list = false;
         } else if !list && !self.closing && format.bare && first == b'{' {
             self.held = text.into();
-            self.begin_call("", true);
+            self.begin_call(format, "", true);
         } else if let (false, false, Some(rest)) =
             (list, expected.is_empty(), text.strip_prefix(expected.as_str()))
         {
             self.held = rest.into();
             if !self.closing {
-                self.begin_call(&format.begin, false);
+                self.begin_call(format, &format.begin, false);
             }
             self.closing = false;
         } else if !list && expected.starts_with(text) {

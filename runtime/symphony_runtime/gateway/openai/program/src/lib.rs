@@ -91,6 +91,9 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
         wire.begun(usage.prompt, usage.cached);
     }
     decode(job, &mut branches, wire).map_err(|why| named(why, job, &usage, &branches))?;
+    for (kv, matched) in &usage.sharing {
+        usage.cached += calls::kv_cached(*kv)?.saturating_sub(*matched);
+    }
     usage.completion = branches.iter().map(|branch| branch.count).sum();
     for branch in &branches {
         usage.reasoning += branch.reasoning(job)?;
@@ -143,6 +146,8 @@ struct Usage {
     cached: usize,
     completion: usize,
     reasoning: usize,
+    /// Files that may have shared more of their prompts than was matched, and how much that was.
+    sharing: Vec<(i32, usize)>,
 }
 
 /// How many tokens an answer may have after a prompt of so many.
@@ -234,6 +239,9 @@ fn begin(
     usage.cached += cached;
     check_computed(job, usage)?;
     let fresh = &tokens[cached..];
+    if fresh.len() > PAGE_TOKENS {
+        usage.sharing.push((kv, cached));
+    }
     if job.best_of == 1 {
         let mut branch = Branch::new(0, kv, tokens.len(), max, job);
         branch.note_prompt(tokens, job);

@@ -75,6 +75,10 @@ fn listed() -> Format {
     format(r#"{"calls": {"begin": "[TOOL_CALLS]", "listed": true, "names": ["f"]}}"#)
 }
 
+fn named() -> Format {
+    format(r#"{"calls": {"begin": "[TOOL_CALLS]", "args": "[ARGS]", "names": ["f"]}}"#)
+}
+
 fn calls(answer: &Answer) -> Vec<(&str, &str)> {
     answer.calls.iter().map(|(name, arguments)| (name.as_str(), arguments.as_str())).collect()
 }
@@ -90,6 +94,26 @@ fn marked_calls_are_split_from_content_and_reasoning() {
     assert_eq!(calls(&answer), [("f", r#"{"a": "</tool_call>"}"#), ("g", "{}")]);
     let opened = text.trim_start_matches("<think>");
     assert_eq!(read_in_all_splits(&hermes(), opened, true), answer);
+}
+
+#[test]
+fn calls_of_a_name_and_arguments_are_split_from_content() {
+    let text = "Well.[TOOL_CALLS]f[ARGS]{\"a\": \"[ARGS]}\", \"b\": {}}\
+        [TOOL_CALLS] g[CALL_ID]x1[ARGS] {}[TOOL_CALLS]h[ARGS]";
+    let answer = read_in_all_splits(&named(), text, false);
+    assert_eq!(answer.content, "Well.");
+    let arguments = r#"{"a": "[ARGS]}", "b": {}}"#;
+    assert_eq!(calls(&answer), [("f", arguments), ("g", "{}"), ("h", "")]);
+}
+
+#[test]
+fn marker_without_a_name_and_arguments_is_content() {
+    for text in
+        ["[TOOL_CALLS] is a marker", "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS]f{}", "[TOOL_CALLS]f"]
+    {
+        let answer = read_in_all_splits(&named(), text, false);
+        assert_eq!((answer.content.as_str(), answer.calls.len()), (text, 0));
+    }
 }
 
 #[test]

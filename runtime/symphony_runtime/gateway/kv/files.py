@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import quote
 
 from aiohttp import web
-from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, KV_FILE_KEEP_MS_MAX, PATH_BYTES_MAX
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, KV_FILE_KEEP_MS_MAX
 
-from symphony_runtime.gateway.errors import Problem, bad_request, not_found
+from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http.context import (
     answer,
     check_unencoded,
@@ -27,51 +27,39 @@ from symphony_runtime.gateway.http.context import (
     services,
     tenant_of,
 )
+from symphony_runtime.gateway.kv.kernel import ask_kernel, checked_path, path_of
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 
 FILE = "application/octet-stream"
 _SENT_BYTES = 64 << 10  # of a file, in this process at once
-# The kernel's errnos as status and kind; any other is 400 with the errno's name.
-_REFUSALS = {
-    Errno.EACCES: (403, "forbidden"),
-    Errno.EEXIST: (409, "exists"),
-    Errno.EFBIG: (413, "too-large"),
-    Errno.EDQUOT: (429, "over-quota"),
-    Errno.EAGAIN: (429, "too-many"),
-    Errno.EIO: (503, "unreadable"),
-    Errno.ENOMEM: (503, "no-room"),
-    Errno.EBADF: (503, "interrupted"),
-    Errno.ENOSYS: (503, "not-kept"),
-    Errno.ENOSPC: (507, "disk-full"),
-}
 
 
 async def list_kv(request: web.Request) -> web.StreamResponse:
     limit, after = page_limit(request), request.query.get("after", "")
-    prefix = _checked_path(request.query.get("prefix", ""))
-    found = await _ask(
-        request, "kv_list", prefix=prefix, after=_checked_path(after), limit=limit + 1
+    prefix = checked_path(request.query.get("prefix", ""))
+    found = await ask_kernel(
+        request, "kv_list", prefix=prefix, after=checked_path(after), limit=limit + 1
     )
     return await answer(page_of(found, limit, lambda file: file["path"]))
 
 
 async def get_kv(request: web.Request) -> web.StreamResponse:
-    path = _path(request)
+    path = path_of(request)
     accepted = request.headers.get("Accept", "")
     if flag(request, "download", default=FILE in accepted):
         return await _send(request, path)
-    return await answer(await _ask(request, "kv_stat", path=path))
+    return await answer(await ask_kernel(request, "kv_stat", path=path))
 
 
 async def delete_kv(request: web.Request) -> web.StreamResponse:
     """Remove a name; open handles stay valid."""
-    await _ask(request, "kv_remove", path=_path(request))
+    await ask_kernel(request, "kv_remove", path=path_of(request))
     return web.Response(status=204)
 
 
 async def put_kv(request: web.Request) -> web.StreamResponse:
-    path = _path(request)
+    path = path_of(request)
     options = {
         "replace": flag(request, "replace", default=True),
         "public": flag(request, "public"),
@@ -86,8 +74,10 @@ async def put_kv(request: web.Request) -> web.StreamResponse:
     services(request).store.disk.check(tenant_of(request), size or ROW_BYTES)
     async with _transfer(request, "kv_upload", bytes=size) as transfer:
         async for chunk in read_chunks(request, KV_CHUNK_BYTES_MAX):
-            await _ask(request, "kv_write", transfer=transfer["transfer"], data=chunk)
-        stat = await _ask(request, "kv_put", transfer=transfer["transfer"], path=path, **options)
+            await ask_kernel(request, "kv_write", transfer=transfer["transfer"], data=chunk)
+        stat = await ask_kernel(
+            request, "kv_put", transfer=transfer["transfer"], path=path, **options
+        )
     if "refused" in stat:
         status = 409 if stat["refused"] == "other-model" else 400
         raise Problem(status, stat["refused"], stat["detail"])
@@ -122,7 +112,7 @@ async def _read(request: web.Request, transfer: dict[str, int], at: int) -> byte
     if at >= transfer["bytes"]:
         return b""
     given = {"transfer": transfer["transfer"], "offset": at, "bytes": _SENT_BYTES}
-    piece: bytes = await _ask(request, "kv_read", **given)
+    piece: bytes = await ask_kernel(request, "kv_read", **given)
     return piece
 
 
@@ -130,7 +120,7 @@ async def _read(request: web.Request, transfer: dict[str, int], at: int) -> byte
 async def _transfer(request: web.Request, what: str, **args: Any) -> AsyncIterator[dict[str, int]]:
     """Open a transfer in the kernel, and close it at the end of the block."""
     kernel, tenant = services(request).runs.kernel, tenant_of(request)
-    transfer: dict[str, int] = await _ask(request, what, **args)
+    transfer: dict[str, int] = await ask_kernel(request, what, **args)
     try:
         yield transfer
     finally:
@@ -141,7 +131,7 @@ async def _transfer(request: web.Request, what: str, **args: Any) -> AsyncIterat
 
 async def _is_there(request: web.Request, path: str) -> bool:
     try:
-        await _ask(request, "kv_stat", path=path)
+        await ask_kernel(request, "kv_stat", path=path)
     except Problem as problem:
         if problem.status == 404:
             return False
@@ -155,32 +145,3 @@ def _expiry(request: web.Request) -> int:
     if text is None:
         return 0
     return round(1000 * time.time()) + number(text, "keep_ms", 1, KV_FILE_KEEP_MS_MAX)
-
-
-async def _ask(request: web.Request, what: str, **args: Any) -> Any:
-    """Return the kernel's answer; Problem: the kernel is away, or refuses."""
-    kernel, admission = services(request).runs.kernel, services(request).runs.admission
-    try:
-        await services(request).runs.kernel_limits.send_limits(tenant_of(request))
-        return await kernel.ask(what, tenant=tenant_of(request), **args)
-    except KernelAwayError as error:
-        raise admission.unavailable("kernel", str(error)) from error
-    except SyscallError as error:
-        if error.errno is Errno.ENOENT:
-            raise not_found("KV file", str(args.get("path", ""))) from error
-        if error.errno not in _REFUSALS:
-            raise bad_request("kv", str(error), errno=error.errno.name) from error
-        status, kind = _REFUSALS[error.errno]
-        problem = Problem(status, kind, error.detail or str(error), errno=error.errno.name)
-        admission.set_retry_after(problem)
-        raise problem from error
-
-
-def _path(request: web.Request) -> str:
-    return _checked_path(request.match_info["path"])
-
-
-def _checked_path(path: str) -> str:
-    if len(path.encode(errors="surrogatepass")) > PATH_BYTES_MAX:
-        raise bad_request("bad-request", f"a path has at most {PATH_BYTES_MAX} bytes")
-    return path

@@ -1,0 +1,4 @@
+"""Routes of programs' versions.
+
+versions   the handlers; routes: their part of the route table
+"""

@@ -1,0 +1,1 @@
+"""Named KV files and prefixes over HTTP: `routes` lists the routes."""
