@@ -9,6 +9,7 @@
 #   make docs      the docs site, into build/site   seconds
 #   make console   the web console that the gateway serves, from console/   seconds
 #   make diagrams  the docs' diagrams, from tools/diagrams   seconds
+#   make wheel     dist/: a wheel with all that is compiled, a source distribution   2 min
 #   make screenshots   the docs' pictures of the console, by Chromium   1 min
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
@@ -33,7 +34,7 @@ NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install system compiled shipped-program console screenshots demo serve check format test docs diagrams react-run bench fuzz \
+.PHONY: help install system compiled wheel shipped-program console screenshots demo serve check format test docs diagrams react-run bench fuzz \
 	schemathesis examples clean
 
 help:
@@ -69,6 +70,10 @@ build/compiled: $(VENV)/installed $(KERNEL_SOURCES)
 	@mkdir -p build && touch $@
 
 compiled: build/compiled
+
+wheel: $(VENV)/installed
+	@echo "== wheel: for this Python and this kind of machine, into dist/ (a minute or two)"
+	@$(RUNNING) python tools/build_wheel.py dist
 
 examples: build/examples
 
@@ -120,7 +125,12 @@ build/clients/installed: tests/clients/package-lock.json
 	@npm ci --prefix $(@D) --silent --ignore-scripts && touch $@ \
 		|| echo "   it could not be installed: its test is skipped"
 
-test: check build/examples build/native build/compiled build/console build/clients/installed
+build/deploy-tools: tools/install_deploy_tools.sh
+	@echo "== deploy-tools: promtool and Helm, which check deploy/ (seconds; 110 MB)"
+	@bash tools/install_deploy_tools.sh $@ && touch $@ \
+		|| echo "   they could not be fetched: their tests are skipped"
+
+test: check build/examples build/native build/compiled build/console build/clients/installed build/deploy-tools
 	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
 	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -161,7 +171,7 @@ fuzz: $(VENV)/installed
 
 clean:
 	@echo "== clean: everything that these commands made"
-	@rm -rf $(VENV) build .data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) build dist .data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 	@find examples guest_sdk -type d \( -name target -o -name node_modules -o -name build \) -prune -exec rm -rf {} +
 	@rm -rf *.egg-info runtime/symphony_runtime/engine/_hostcalls.*.so

@@ -32,6 +32,7 @@ from symphony_runtime.sandboxing.contain import open_to_workers
 from symphony_runtime.supervisor import environment as role_environment
 from symphony_runtime.supervisor.console import Console
 from symphony_runtime.supervisor.role import BEAT_SECONDS, Role, RoleSpec, SupervisorError
+from symphony_runtime.supervisor.service_manager import notify
 
 _GATEWAY_STOP_SECONDS = 15.0  # in addition to the time that runs get
 _DESCRIPTORS_MIN = 256  # open files that a process must be allowed
@@ -132,6 +133,7 @@ class Supervisor:
         model, folder = str(self._roles[0].about["model"]), self._options.model
         shown = model if model == folder else f"{model} ({folder})"  # clients need the former
         self._console.say(f"serving {shown} on {url}")
+        notify(f"READY=1\nSTATUS=serving {model} on {url}")
 
     def _forward_progress(self, role: str, event: dict[str, Any] | None) -> None:
         """Tell the gateway a role's progress, for `/readyz`."""
@@ -164,6 +166,7 @@ class Supervisor:
 
     async def _drain(self) -> None:
         self._console.say("draining; once more to stop at once")
+        notify("STOPPING=1\nSTATUS=draining")
         stopping = asyncio.create_task(self._stop_in_order())
         at_once = asyncio.create_task(self._stop_now.wait())
         tasks: set[asyncio.Task[Any]] = {stopping, at_once}
