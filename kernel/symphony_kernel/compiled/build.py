@@ -1,12 +1,13 @@
 """Compiles the kernel's hot modules with mypyc and the system's C compiler."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from symphony_kernel.compiled.library import GROUP, compiled_modules, library_path
+from symphony_kernel.compiled.library import GROUP, SOURCES, compiled_modules, library_path
 from symphony_kernel.platform import toolchain
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 
@@ -51,11 +52,14 @@ def _translate(scratch: Path) -> tuple[list[Path], list[str]]:
     settings = scratch / "mypy.ini"
     settings.write_text(_MYPY)
     options = ["--config-file", str(settings), "--cache-dir", os.devnull]
-    files = [str(path) for path in compiled_modules().values()]
+    # The library contains the names as given, for tracebacks: it is the same wherever they lie.
+    root = SOURCES.parent
+    files = [str(path.relative_to(root)) for path in compiled_modules().values()]
     try:
-        library, *_ = mypycify(
-            [*options, *files], multi_file=True, target_dir=str(scratch / "c"), group_name=GROUP
-        )
+        with contextlib.chdir(root):
+            library, *_ = mypycify(
+                [*options, *files], multi_file=True, target_dir=str(scratch / "c"), group_name=GROUP
+            )
     except SystemExit as error:  # mypyc has printed the reason
         raise toolchain.CompileError("mypyc cannot translate the modules") from error
     return [Path(source) for source in library.sources], list(library.include_dirs)

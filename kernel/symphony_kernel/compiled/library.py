@@ -1,16 +1,10 @@
 """The list of compiled modules, and the path of their library."""
 
 import os
-import platform
-import sys
+import sysconfig
 from pathlib import Path
 
-from symphony_kernel.platform.build_cache import (
-    LibraryUnavailable,
-    cache_directory,
-    is_whole,
-    name_of,
-)
+from symphony_kernel.platform.build_cache import LibraryUnavailable, name_of, place_of
 
 PACKAGE = "symphony_kernel"
 SOURCES = Path(__file__).parents[1]
@@ -55,12 +49,11 @@ def library_path() -> tuple[Path, bool]:
     """
     if os.environ.get("SYMPHONY_COMPILED") == "0":
         raise LibraryUnavailable("SYMPHONY_COMPILED=0 is set")
-    target = cache_directory() / f"modules-{_key()}.so"
-    return target, is_whole(target)
+    return place_of(f"modules-{_key()}.so")
 
 
 def _key() -> str:
-    parts = [sys.version.encode(), platform.machine().encode()]
+    parts = [str(sysconfig.get_config_var("SOABI")).encode()]  # Python's version and the machine
     for path in sorted(SOURCES.rglob("*.py")):
         parts += [path.relative_to(SOURCES).as_posix().encode(), path.read_bytes()]
     return name_of(*parts)

@@ -1,12 +1,15 @@
-"""The user's directory of libraries that were compiled on this machine.
+"""Compiled libraries: those that a wheel brings, and the user's directory of those made here.
 
-It is `SYMPHONY_CACHE_DIR`, else `symphony` in the XDG cache directory. Each file in it has a second
-file with its digest, so that a truncated library is compiled again and not loaded.
+A wheel has `shipped/` in this package, which `tools/build_wheel.py` fills; a checkout has none. The
+user's directory is `SYMPHONY_CACHE_DIR`, else `symphony` in the XDG cache directory. Each library
+has a second file with its digest, so that a truncated one is compiled again and not loaded.
 """
 
 import hashlib
 import os
 from pathlib import Path
+
+SHIPPED = Path(__file__).parents[1] / "shipped"
 
 
 class LibraryUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
@@ -36,6 +39,18 @@ def cache_directory() -> Path:
     if not os.access(directory, os.W_OK):
         raise LibraryUnavailable(f"{directory} is not writable")
     return directory
+
+
+def place_of(name: str) -> tuple[Path, bool]:
+    """Return the path of a library, and whether it exists: the wheel's, else the user's.
+
+    Raises LibraryUnavailable: the wheel does not bring it, and there is no user's directory.
+    """
+    shipped = SHIPPED / name
+    if is_whole(shipped):
+        return shipped, True
+    target = cache_directory() / name
+    return target, is_whole(target)
 
 
 def put(made: Path, target: Path) -> None:

@@ -27,9 +27,10 @@ NODE_MIN = 18  # its major version; 18.20 and 20.20 compile to the same bytes
 _SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # of Debian's packages
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPOSITORY = Path(__file__).resolve().parents[3]
+_WHEELS_SDKS = Path(__file__).resolve().parent / "guest_sdk"  # a checkout has none there
 _SDKS = {
-    "rust": _REPOSITORY / "guest_sdk" / "rust",
-    "assemblyscript": _REPOSITORY / "guest_sdk" / "assemblyscript",
+    lang: (_WHEELS_SDKS if _WHEELS_SDKS.is_dir() else _REPOSITORY / "guest_sdk") / lang
+    for lang in LANGUAGES
 }
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 # The SDK's place in a project outside the repository; the folder has the import's name.
@@ -173,8 +174,8 @@ def _place_sdk(project: Path, lang: str) -> dict[str, str]:
     sdk = _SDKS[lang]
     if not sdk.is_dir():
         raise ProjectError(
-            f"the {lang} SDK is not next to this installation ({sdk}); install Symphony from a "
-            "clone with `pip install -e .`"
+            f"the {lang} SDK is not part of this installation ({sdk}); install Symphony from a "
+            "wheel of `make wheel`, or from a clone with `pip install -e .`"
         )
     project.mkdir(parents=True, exist_ok=True)
     if project.is_relative_to(_REPOSITORY):

@@ -1,7 +1,7 @@
 """Compiles the native kernels with the system's C++ compiler, once a machine.
 
 The library lies in the user's cache (`build_cache`). Its name follows from sources, flags, compiler
-and processor.
+and processor. A wheel brings one for each level of processors (`LEVELS`), which needs no compiler.
 """
 
 import logging
@@ -11,9 +11,11 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from symphony_kernel.platform import toolchain
 from symphony_kernel.platform.build_cache import (
+    SHIPPED,
     LibraryUnavailable,
     cache_directory,
     is_whole,
@@ -24,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "source"
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
+    "-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
     # The code says where a product and a sum are fused, so that a number has the same bits in each
     # instance of a template.
     "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
@@ -34,6 +36,23 @@ _WHAT = "the native kernels"
 _COMPILE_SECONDS_MAX = 300
 _MACHINES = ("x86_64", "amd64")
 _FLAGS_NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
+_NATIVE = ("-march=native",)
+# What x86-64-v4 allows a compiler to use, by Linux' names (psABI of x86-64, table 3.1).
+_V4 = _FLAGS_NEEDED | {"avx2", "avx512cd", "bmi1", "bmi2", "abm", "f16c", "movbe"}
+
+
+class Level(NamedTuple):
+    """Processors that can use one library: the compiler's flags, and features that they have."""
+
+    flags: tuple[str, ...]
+    needed: frozenset[str]
+
+
+# The first that fits is used. The sources use no other feature that has a flag of its own.
+LEVELS = (
+    Level(("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+    Level(("-march=x86-64-v4",), _V4),
+)
 
 
 def built_library(say: Callable[[str], None] = _log.info) -> Path:
@@ -54,32 +73,48 @@ def library_path() -> tuple[Path, bool]:
     """Return this machine's library path, and whether it exists; LibraryUnavailable."""
     if os.environ.get("SYMPHONY_NATIVE") == "0":
         raise LibraryUnavailable("SYMPHONY_NATIVE=0 is set")
-    processor = _processor()
+    processor, features = _processor()
+    for level in LEVELS:
+        shipped = SHIPPED / shipped_name(level)
+        if level.needed <= features and is_whole(shipped):
+            return shipped, True
     target = cache_directory() / f"kernels-{_key(processor)}.so"
     return target, is_whole(target)
 
 
-def compile_library(compiler: str, scratch: Path, flags: tuple[str, ...] = ()) -> Path:
-    """Compile a library in `scratch` and return its path; LibraryUnavailable."""
+def shipped_name(level: Level) -> str:
+    """Return the file name of a level's library of these sources."""
+    return f"kernels-{name_of(*_inputs(level.flags))}.so"
+
+
+def compile_library(
+    compiler: str,
+    scratch: Path,
+    flags: tuple[str, ...] = (),
+    machine: tuple[str, ...] = _NATIVE,
+) -> Path:
+    """Compile a library in `scratch` for a machine; return its path; LibraryUnavailable."""
     return toolchain.compile_library(
         compiler, sorted(SOURCES.glob("*.cpp")), scratch,
-        flags=(*FLAGS, *flags), link_flags=("-pthread",),
+        flags=(*FLAGS, *machine, *flags), link_flags=("-pthread",),
         what=_WHAT, seconds_max=_COMPILE_SECONDS_MAX,
     )  # fmt: skip
 
 
-def _processor() -> str:
-    """Return the processor's name and features."""
+def _processor() -> tuple[str, frozenset[str]]:
+    """Return the processor's name with its features, and the features."""
     if platform.system() != "Linux" or platform.machine().lower() not in _MACHINES:
         raise LibraryUnavailable(f"no native kernels for {platform.system()} {platform.machine()}")
     told: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         told.setdefault(name.strip(), value.strip())
-    missing = _FLAGS_NEEDED - set(told.get("flags", "").split())
+    features = frozenset(told.get("flags", "").split())
+    missing = _FLAGS_NEEDED - features
     if missing:
         raise LibraryUnavailable(f"this processor lacks {', '.join(sorted(missing))}")
-    return "\n".join(told.get(name, "") for name in ("cpu family", "model", "model name", "flags"))
+    names = ("cpu family", "model", "model name", "flags")
+    return "\n".join(told.get(name, "") for name in names), features
 
 
 def _key(processor: str) -> str:
@@ -90,7 +125,12 @@ def _key(processor: str) -> str:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise LibraryUnavailable(f"{compiler} does not run: {error}") from error
-    parts = [compiler.encode(), version, " ".join(FLAGS).encode(), processor.encode()]
+    return name_of(compiler.encode(), version, processor.encode(), *_inputs(_NATIVE))
+
+
+def _inputs(machine: tuple[str, ...]) -> list[bytes]:
+    """Return what a library is made of: flags, and the sources with their names."""
+    parts = [" ".join((*FLAGS, *machine)).encode()]
     for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
         parts += [path.name.encode(), path.read_bytes()]
-    return name_of(*parts)
+    return parts
