@@ -83,20 +83,19 @@ function Tree({ nodes, at, choose }: { nodes: Node[]; at: number; choose: (id: n
 }
 
 // Of this tab: a view that is left and opened again shows the same conversation to the same key.
-let kept = { key: "", nodes: [] as Node[], at: 0 };
+const USUAL: Settings = { model: "", system: "", choices: 2, temperature: 0.8, tokens: 256 };
+let kept = { key: "", nodes: [] as Node[], at: 0, settings: USUAL };
 
 function keptNodes(): Node[] {
-  if (kept.key !== key.value) kept = { key: key.value, nodes: [], at: 0 };
+  if (kept.key !== key.value) kept = { key: key.value, nodes: [], at: 0, settings: USUAL };
   return kept.nodes.map((node) => (node.state === "streaming" ? { ...node, state: "stopped" } : node));
 }
 
 export function Chat() {
   const models = useLoaded((signal) => get<Page<Model>>("v1/models", signal), [key.value]);
-  const [settings, setSettings] = useState<Settings>({
-    model: "", system: "", choices: 2, temperature: 0.8, tokens: 256,
-  });
   const [nodes, setNodes] = useState<Node[]>(keptNodes);
-  const [at, setAt] = useState(kept.at); // the message that the next one continues
+  const [at, setAt] = useState(kept.at);
+  const [settings, setSettings] = useState(kept.settings); // the message that the next one continues
   const [text, setText] = useState("");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>();
@@ -104,8 +103,8 @@ export function Chat() {
   const ids = useRef(Math.max(0, ...nodes.map((node) => node.id)));
   useEffect(() => () => control.current?.abort(), []);
   useEffect(() => {
-    kept = { key: key.value, nodes, at };
-  }, [nodes, at]);
+    kept = { key: key.value, nodes, at, settings };
+  }, [nodes, at, settings]);
   useEffect(() => {
     const served = models.value?.data.find((each) => each.owned_by === "symphony");
     if (served && !settings.model) setSettings({ ...settings, model: served.id });
@@ -164,10 +163,10 @@ export function Chat() {
             onInput={(event) => setText(event.currentTarget.value)} />
         </div>
         <div class="actions">
-          <button type="submit" disabled={busy || last?.role === "user"}>Send</button>
+          <button type="submit" disabled={busy || !settings.model || last?.role === "user"}>Send</button>
           <button type="button" disabled={!busy} onClick={() => control.current?.abort()}>Stop</button>
           {last ? (
-            <button type="button" disabled={busy} onClick={() => {
+            <button type="button" disabled={busy || !settings.model} onClick={() => {
               const question = last.role === "user" ? last.id : last.parent;
               void ask(nodes, question);
             }}>More answers</button>
