@@ -5,7 +5,7 @@
 #   make serve     the server on http://127.0.0.1:8700 until Ctrl-C
 #   make compiled  the kernel's modules compiled, after a change of them   1 min
 #   make check     format, lint, types, import direction              1 min
-#   make test      check, then the whole suite                        15 min
+#   make test      check, then the whole suite                        20 min
 #   make docs      the docs site, into build/site   seconds
 #   make console   the web console that the gateway serves, from console/   seconds
 #   make diagrams  the docs' diagrams, from tools/diagrams   seconds
@@ -131,7 +131,7 @@ build/deploy-tools: tools/install_deploy_tools.sh
 		|| echo "   they could not be fetched: their tests are skipped"
 
 test: check build/examples build/native build/compiled build/console build/clients/installed build/deploy-tools
-	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
+	@echo "== test: the whole suite, two files at a time (twenty minutes on two cores)"
 	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 docs: $(VENV)/installed
@@ -173,5 +173,5 @@ clean:
 	@echo "== clean: everything that these commands made"
 	@rm -rf $(VENV) build dist .data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
-	@find examples guest_sdk -type d \( -name target -o -name node_modules -o -name build \) -prune -exec rm -rf {} +
+	@find console examples guest_sdk -type d \( -name target -o -name node_modules -o -name build \) -prune -exec rm -rf {} +
 	@rm -rf *.egg-info runtime/symphony_runtime/engine/_hostcalls.*.so

@@ -13,8 +13,8 @@ processors here, but not with a server of one's own.
 
 `--live` more runs are live in all windows and do nothing. In a round all cases run one after the
 other, in another order than in the round before. A ratio is the median over the rounds of a view's
-rate over the one without a console, with its quartiles. Beside it is the same ratio of the
-processor time that all roles took for a token, which other work on the machine hardly changes.
+rate over the one without a console, with its quartiles. The next column is the same
+ratio of the processor time that all roles took for a token: other work hardly changes that.
 Exit code 1: a ratio of rates is below 0.99.
 
 With `--frames` the console lists the live runs in Chromium while twenty of them a second end and as

@@ -2,8 +2,8 @@
 
 It brings the host calls, the kernel's modules and the model's kernels for each level of processors
 (`executor.native.build.LEVELS`), so that a server needs no compiler. It brings the SDKs' sources
-for `symphony new`. The source distribution beside it has all but what is compiled: installed from
-that, Symphony compiles at first use what it can, as in a checkout.
+for `symphony new`. The source distribution has everything except compiled files: installed from it,
+Symphony compiles at first use what it can, as in a checkout.
 """
 
 import os

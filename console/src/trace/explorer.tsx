@@ -103,7 +103,7 @@ function Facts({ branch, tokens }: { branch: Branch; tokens: Token[] }) {
   );
 }
 
-/** A branch from an entry on: its tokens up to the next fork, then all that goes on from there. */
+/** A branch from an entry on: its tokens up to the next fork, then all that continues from there. */
 function Part({ branch, from, depth, opens }: { branch: Branch; from: number; depth: number; opens: boolean }) {
   const last = branch.begin + branch.tokens.length;
   const next = branch.forks.find((fork) => fork.begin >= from && (fork.begin > from || !opens))?.begin;
@@ -122,7 +122,7 @@ function Part({ branch, from, depth, opens }: { branch: Branch; from: number; de
             {goesOn
               ? (
                 <li>
-                  <p class="hint">file {branch.file} goes on</p>
+                  <p class="hint">file {branch.file} continues</p>
                   <Part branch={branch} from={point} depth={depth + 1} opens />
                 </li>
               )

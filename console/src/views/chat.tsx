@@ -71,7 +71,7 @@ function Tree({ nodes, at, choose }: { nodes: Node[]; at: number; choose: (id: n
   return (
     <div class="conversation">
       {levels.map((level) => (
-        <div class="branches" key={level[0]!.id}>
+        <div class="answers" key={level[0]!.id}>
           {level.map((node) => (
             <Card key={node.id} node={node} chosen={path.includes(node)} last={node.id === at}
               branches={childrenOf(nodes, node.id).length} choose={() => choose(node.id)} />
@@ -82,7 +82,7 @@ function Tree({ nodes, at, choose }: { nodes: Node[]; at: number; choose: (id: n
   );
 }
 
-// Of this tab: a view that is left and opened again shows the same conversation to the same key.
+// Until the page is loaded again: a view that is left and opened again shows the same conversation to the same key.
 const USUAL: Settings = { model: "", system: "", choices: 2, temperature: 0.8, tokens: 256 };
 let kept = { key: "", nodes: [] as Node[], at: 0, settings: USUAL };
 
@@ -94,8 +94,8 @@ function keptNodes(): Node[] {
 export function Chat() {
   const models = useLoaded((signal) => get<Page<Model>>("v1/models", signal), [key.value]);
   const [nodes, setNodes] = useState<Node[]>(keptNodes);
-  const [at, setAt] = useState(kept.at);
-  const [settings, setSettings] = useState(kept.settings); // the message that the next one continues
+  const [at, setAt] = useState(kept.at); // the message that the next one continues
+  const [settings, setSettings] = useState(kept.settings);
   const [text, setText] = useState("");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>();

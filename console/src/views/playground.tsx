@@ -1,4 +1,4 @@
-// Try a program or the model: an input, its output as it comes, one beside another.
+// Try a program or the model: an input, its output as it comes, two side by side.
 import { useState } from "preact/hooks";
 
 import { get, key, type Page } from "../api";

@@ -27,7 +27,7 @@ async def show_run(shown: Console, run: dict[str, Any]) -> None:
 
 
 async def press(shown: Console, flow: int, *keys: str) -> str:
-    """Press keys in a branch's tokens; return what is told of the token then."""
+    """Press keys in a branch's tokens; return what the console then says about it."""
     await shown.tab.evaluate(f"document.querySelectorAll('.flow')[{flow}].focus()")
     for key in keys:
         await shown.tab.evaluate(
@@ -141,7 +141,9 @@ async def test_explorer_shows_runs_of_many_forks(
         facts = await shown.tab.evaluate(
             "[...document.querySelectorAll('.branches .hint')].map((one) => one.textContent)"
         )
-        told = {int(fact.split()[1].strip(":,")) for fact in facts if not fact.endswith("goes on")}
+        told = {
+            int(fact.split()[1].strip(":,")) for fact in facts if not fact.endswith("continues")
+        }
         assert told == files
         await shown.tab.evaluate("document.querySelector('.explorer').scrollIntoView()")
         await shown.check(f"explorer-{example}")

@@ -238,10 +238,10 @@ async def test_chat_shows_why_a_program_refuses(
     )
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("chat", "Answers at once")
-        await fill(shown, "Model or program", "nobody-here")
+        await fill(shown, "Model or program", "no-such-program")
         await fill(shown, "Message", "x")
         await shown.click("Send")
-        await shown.sees("nobody-here", "(404)")
+        await shown.sees("no-such-program", "(404)")
         await fill(shown, "Model or program", "talker")
         await shown.click("More answers")
         await shown.sees("this program gives one answer")

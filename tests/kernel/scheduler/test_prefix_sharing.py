@@ -25,7 +25,7 @@ from tests.support.run_by import run_by
 
 BEGINNING = tuple(range(1, 1025))  # 64 pages
 COUNT = 16
-# A step of 512 tokens takes 0.5 s, so that its rows and the loop cost nothing beside it.
+# A step of 512 tokens takes 0.5 s, so that its rows and the loop cost nothing compared with it.
 SLOW = CostModel(fixed_us=1_000, prefill_token_us=1_000, decode_row_us=100)
 
 

@@ -200,7 +200,7 @@ _ALLOW = bytes([0b1010_0000]) + bytes(VOCAB // 8 - 1)  # the tokens 5 and 7
 
 
 async def about(rig: KernelRig, *roots: int) -> list[dict[str, Any]]:
-    """End the runs; return what is told of each pred."""
+    """End the runs; return what the trace holds for each pred."""
     for root in roots:
         await rig.gateway.end(root)
     return [event[7] for event in traced(rig.gateway)]

@@ -1,19 +1,11 @@
 """Anthropic's routes, and those of models, which answer in the form of their client."""
 
-from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
-
 from symphony_runtime.gateway.anthropic import handlers
 from symphony_runtime.gateway.anthropic.errors import VERSION
-from symphony_runtime.gateway.http.route import Answer, Parameter, Route
+from symphony_runtime.gateway.http.route import ONCE, Answer, Parameter, Route
 
 _EVENTS = {"text/event-stream": "AnthropicEvents"}
 _VERSION = Parameter(VERSION, "answer as Anthropic's API does", place="header")
-_ONCE = Parameter(
-    "Idempotency-Key",
-    "a text that the client chooses: a repeated request gets the first one's answer, for a day",
-    {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
-    "header",
-)
 
 ANTHROPIC_ROUTES: tuple[Route, ...] = (
     Route(
@@ -21,7 +13,7 @@ ANTHROPIC_ROUTES: tuple[Route, ...] = (
         "Anthropic's messages, by the server's own program or the one that `model` names",
         {200: Answer("the message; or, with `stream`, its events", "AnthropicMessage",
                      also=_EVENTS)},
-        problems=(404, 409, 410, 422), parameters=(_ONCE,),
+        problems=(404, 409, 410, 422), parameters=(ONCE,),
         body=("application/json", "AnthropicMessagesRequest"), errors="AnthropicError",
     ),
     Route(

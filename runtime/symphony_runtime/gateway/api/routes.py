@@ -19,8 +19,16 @@ from symphony_runtime.gateway.api.programs.routes import VERSION_ROUTES
 from symphony_runtime.gateway.api.runs.routes import RUN_ROUTES
 from symphony_runtime.gateway.batches.routes import FILE_AND_BATCH_ROUTES
 from symphony_runtime.gateway.console import pages as console
-from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
-from symphony_runtime.gateway.http.route import ONCE as _ONCE
+from symphony_runtime.gateway.http.route import (
+    AFTER,
+    FLAG,
+    LIMIT,
+    ONCE,
+    Access,
+    Answer,
+    Parameter,
+    Route,
+)
 from symphony_runtime.gateway.kv.routes import KV_ROUTES
 from symphony_runtime.gateway.mcp import handlers as mcp
 from symphony_runtime.gateway.metrics.history import STEPS
@@ -80,7 +88,7 @@ ROUTES: tuple[Route, ...] = (
         "Check, compile and store a program",
         {201: Answer("stored", "Program"), 200: Answer("its bytes were known", "Program")},
         problems=(404, 409, 422),  # 404: the program of the key's first request was deleted
-        parameters=(Parameter("name", "a name, which points at this program from then on"), _ONCE),
+        parameters=(Parameter("name", "a name, which points at this program from then on"), ONCE),
         body=("application/wasm", "Wasm"),
     ),
     Route(
@@ -113,7 +121,7 @@ ROUTES: tuple[Route, ...] = (
             202: Answer("it has started (`detach`)", "RunStarted"),
         },
         problems=(409, 410, 422),
-        parameters=(Parameter("detach", "answer as soon as it has started", FLAG), _ONCE),
+        parameters=(Parameter("detach", "answer as soon as it has started", FLAG), ONCE),
         body=("application/json", "RunRequest"),
     ),
     Route(
@@ -188,7 +196,7 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/completions", "createCompletion", openai.create_completion,
         "OpenAI's completions, by the server's own program or the one that `model` names",
         {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion", also=_SSE)},
-        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        problems=_OPENAI_PROBLEMS, parameters=(ONCE,),
         body=("application/json", "OpenAICompletionRequest"),
         errors="OpenAIError",
     ),
@@ -196,7 +204,7 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/chat/completions", "createChatCompletion", openai.create_chat_completion,
         "OpenAI's chat completions, by either kind of program",
         {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion", also=_SSE)},
-        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        problems=_OPENAI_PROBLEMS, parameters=(ONCE,),
         body=("application/json", "OpenAIChatRequest"),
         errors="OpenAIError",
     ),
@@ -204,7 +212,7 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/responses", "createResponse", openai.create_response,
         "OpenAI's responses, for text and tools; they are kept unless `store` is false",
         {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse", also=_SSE)},
-        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        problems=_OPENAI_PROBLEMS, parameters=(ONCE,),
         body=("application/json", "OpenAIResponseRequest"),
         errors="OpenAIError",
     ),

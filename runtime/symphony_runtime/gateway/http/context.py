@@ -186,7 +186,10 @@ async def read_json(request: web.Request, what: str, limit: int) -> Any:
 
 
 async def run_off_loop(size: int, work: Callable[[], T]) -> T:
-    """Run work on about `size` bytes, in a thread if it would delay other requests."""
+    """Run work on about `size` bytes, in a thread if it would delay other requests.
+
+    It is charged to no tenant: see `run_sized`.
+    """
     return await asyncio.to_thread(work) if size > _IN_THREAD_BYTES else work()
 
 

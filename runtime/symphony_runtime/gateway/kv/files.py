@@ -5,7 +5,6 @@ PUT    a piece is read from the client when the kernel has written the one befor
 """
 
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,6 +14,7 @@ from aiohttp import web
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, KV_FILE_KEEP_MS_MAX
 
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http.context import (
     answer,
@@ -144,4 +144,4 @@ def _expiry(request: web.Request) -> int:
     text = request.query.get("keep_ms")
     if text is None:
         return 0
-    return round(1000 * time.time()) + number(text, "keep_ms", 1, KV_FILE_KEEP_MS_MAX)
+    return now_ms() + number(text, "keep_ms", 1, KV_FILE_KEEP_MS_MAX)
