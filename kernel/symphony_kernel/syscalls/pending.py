@@ -45,6 +45,7 @@ Action: TypeAlias = Callable[[], Result | None]  # None: the reply comes later
 
 _U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
+_SHARING_FILE_MOST: Final = 32  # times a pred's tokens: on a longer file it shares nothing
 _read_token = struct.Struct("<I").unpack_from
 
 
@@ -333,7 +334,9 @@ class Pred(_QueuedCall):
             # What `kv_offer` takes: entries at positions 0, 1, .. that saw all before them. A page
             # with entries is not shared while it gets more: it would be copied on write.
             plain = self.positions is None and file.plain == length
-            request.shares = plain and not (length % PAGE_TOKENS or file.unrecomputable)
+            # Looking for others costs as much as the file is long, so the pred must be worth it.
+            worth = n * _SHARING_FILE_MOST >= length
+            request.shares = plain and worth and not (length % PAGE_TOKENS or file.unrecomputable)
         return request
 
     def _wants_sharing(self) -> bool:

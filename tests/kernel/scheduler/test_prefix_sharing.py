@@ -231,6 +231,23 @@ def test_file_with_entries_shares_behind_whole_pages(entries: int, computed: int
     with_kernel(test, pages=2048, costs=SLOW)
 
 
+@pytest.mark.parametrize(("more", "computed"), [(32, 32 + 2), (16, 2 * 17)])
+def test_pred_that_is_short_for_its_file_shares_nothing(more: int, computed: int) -> None:
+    async def test(rig: KernelRig) -> None:
+        file = tokens(*([1] * 1024))
+        for instance in (1, 2):
+            await start(rig, instance)
+            assert isinstance(await rig.worker.pred(instance, A, file), bytes)
+        before = (await rig.gateway.statistics())["prefill_tokens"]
+        given = tokens(*range(more), 7)
+        share = options(get="none", share=True)
+        await asyncio.gather(*(rig.worker.pred(i, A, given, share) for i in (1, 2)))
+        found = (await rig.gateway.statistics())["prefill_tokens"] - before
+        assert found == computed
+
+    with_kernel(test, pages=2048, costs=SLOW)
+
+
 @run_by(with_kernel, pages=2048, costs=SLOW)
 async def test_file_that_was_edited_computes_its_own(rig: KernelRig) -> None:
     for instance in (1, 2):

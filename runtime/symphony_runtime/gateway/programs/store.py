@@ -574,6 +574,8 @@ class Programs:
         programs, size, names = await self._store.read(lambda c: _kept(c, tenant, name))
         if _over(quota, name, new, programs, size, names) is None:
             return
+        if full := _over(quota, name, new, 0, 0, names):  # no older version makes room for that
+            raise full
         older, older_size = await self._store.read(lambda c: count_unneeded(c, tenant))
         full = _over(quota, name, new, programs - older, size - older_size, names)
         if full is not None:

@@ -7,7 +7,10 @@ a live run uses, is never dropped for another's sake. Each function is one trans
 the row of the one program that it changes, so that no other gateway points a name at it meanwhile.
 """
 
-from symphony_kernel.protocol.limits import PROGRAM_VERSION_DIGITS_MIN
+from symphony_kernel.protocol.limits import (
+    PROGRAM_VERSION_DIGITS_MIN,
+    TENANT_PROGRAM_VERSIONS_CEILING,
+)
 
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection, Row
@@ -62,9 +65,11 @@ def point_name(
 
 
 def list_versions(connection: Connection, tenant: str, name: str) -> list[Row]:
-    """Return the programs that are versions of a name, the newest first."""
-    sql = f"{_VERSIONS} ORDER BY v.turn DESC"
-    return connection.execute(sql, (tenant, name)).fetchall()
+    """Return the newest programs that are versions of a name, the newest first."""
+    # Live runs may keep more versions than the limit; the oldest of these are not listed.
+    sql = f"{_VERSIONS} ORDER BY v.turn DESC LIMIT ?"
+    most = TENANT_PROGRAM_VERSIONS_CEILING
+    return connection.execute(sql, (tenant, name, most)).fetchall()
 
 
 def find_version(connection: Connection, tenant: str, name: str, version: str) -> Row | None:

@@ -279,7 +279,8 @@ def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], l
             left.append(seq)
             continue
         for table in ("run_inputs", "run_children"):
-            connection.execute(f"DELETE FROM {table} WHERE run = ?", (seq,))  # noqa: S608 - ours
+            deleted = f"DELETE FROM {table} WHERE run = ? RETURNING LENGTH(body) AS size"  # noqa: S608 - ours
+            budget -= sum(row["size"] for row in connection.execute(deleted, (seq,)).fetchall())
         sql = f"DELETE FROM runs {ended} RETURNING seq, tenant, bytes"  # noqa: S608 - ours
         gone += [Ended(*row) for row in connection.execute(sql, (seq,)).fetchall()]
     return gone, left

@@ -17,6 +17,7 @@ from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.runs.events.stream import EventStream, insert_events
 from symphony_runtime.gateway.runs.record import Record, delete_runs
 from symphony_runtime.gateway.storage.database import Connection
+from symphony_runtime.gateway.storage.deletion_steps import STEP_BYTES
 from symphony_runtime.gateway.storage.disk_budget import DiskBudget, parts_of
 from symphony_runtime.gateway.storage.sqlite import SqliteDatabase
 
@@ -132,6 +133,27 @@ async def test_run_above_the_reserve_goes_on_a_full_disk(system: SystemRig, clie
     assert [run async for run in client.runs()] == []
     assert await count_rows(system.gateway.services.store, "run_events") == 0
     filler.unlink()
+
+
+def _execute(sql: str, values: tuple[int, bytes], connection: Connection) -> int:
+    return connection.execute(sql, values).rowcount
+
+
+@run_by(with_system, "tmp_path")
+async def test_inputs_and_children_count_to_a_step_of_deletion(
+    system: SystemRig, client: Client
+) -> None:
+    await upload_long_talk(system, client, 1)
+    store, seqs = system.gateway.services.store, []
+    for _ in range(3):
+        found = await system.gateway.services.runs.find("default", (await client.run("long"))["id"])
+        assert isinstance(found, Record)
+        seqs.append(found.seq)
+        key = (found.seq, bytes(STEP_BYTES))
+        sql = "INSERT INTO run_children VALUES (?, ?)"
+        await store.write(partial(_execute, sql, key))
+    gone, left = await store.write(lambda c: delete_runs(c, seqs))
+    assert ([ended.seq for ended in gone], left) == (seqs[:1], seqs[1:])
 
 
 def test_rest_of_an_unfinished_deletion_is_hidden_and_goes_later(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from symphony_runtime.gateway.runs.record import Record
 
 _BATCH = 128  # changes that a reader gets at once
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_REASON_CHARACTERS = 300  # a run itself has all of its reason
 _OF_OPERATORS = ("id", "status", "limit", "waits_for", "usage", "created_ms", "ended_ms")
 
 
@@ -34,6 +35,7 @@ class _Feed:
         self.last = time.time_ns() // 1_000
         self.readers = 0
         self.closed = False
+        self.drop: asyncio.TimerHandle | None = None  # set while it has no reader
         self.waiting: list[asyncio.Future[None]] = []
 
     def add(self, data: dict[str, Any]) -> None:
@@ -73,6 +75,9 @@ class RunFeed:
         if feed is None:
             feed = self._feeds[tenant] = _Feed()
         feed.readers += 1
+        if feed.drop is not None:
+            feed.drop.cancel()
+            feed.drop = None
         return FeedReader(self, tenant, feed, after)
 
     def forget_tenant(self, tenant: str) -> None:
@@ -88,10 +93,11 @@ class RunFeed:
         """Drop a feed without readers unless one comes back in time."""
 
         def drop() -> None:
-            if not feed.readers and self._feeds.get(tenant) is feed:
+            if self._feeds.get(tenant) is feed:
                 del self._feeds[tenant]
 
-        asyncio.get_running_loop().call_later(RUN_CHANGES_KEPT_SECONDS, drop)
+        loop = asyncio.get_running_loop()
+        feed.drop = loop.call_later(RUN_CHANGES_KEPT_SECONDS, drop)
 
     def _note(self, record: Record, *, kept: bool) -> None:
         own, operators = self._feeds.get(record.tenant), self._feeds.get(None)
@@ -99,6 +105,8 @@ class RunFeed:
             return
         view = record.view()
         del view["limits"]  # they do not change
+        for name in ("reason", "error"):
+            view[name] = view[name] and view[name][:_REASON_CHARACTERS]
         if own is not None:
             own.add({**view, "kept": kept})
         if operators is not None:

@@ -126,6 +126,24 @@ async def test_feed_without_readers_is_dropped_in_time(monkeypatch: pytest.Monke
     await wait_until(lambda: not feeds._feeds)
 
 
+async def test_feed_whose_reader_comes_back_is_kept_from_then_on() -> None:
+    feeds = RunFeed()
+    for _ in range(3):
+        feeds.open_reader("acme", 0).close()
+    timer = feeds._feeds["acme"].drop
+    assert timer is not None
+    feeds.open_reader("acme", 0)
+    assert timer.cancelled()
+
+
+async def test_change_holds_the_beginning_of_a_long_reason() -> None:
+    feeds = RunFeed()
+    reader = feeds.open_reader("acme", 0)
+    feeds.note(record(1, status="trapped", reason="x" * 4_096))
+    ((_, _, data),) = parsed(await reader.next(1))
+    assert data["reason"] == data["error"] == "x" * 300
+
+
 async def test_closed_feed_ends_its_readers() -> None:
     feeds = RunFeed()
     theirs, ours = feeds.open_reader("acme", 0), feeds.open_reader("other", 0)
