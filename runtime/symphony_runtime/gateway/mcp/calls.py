@@ -24,33 +24,57 @@ from symphony_runtime.gateway.runs.service import Runs
 
 _PATIENCE_SECONDS = 1.0  # between looks whether the client is still there
 _GONE = "its client went away"
+_CANCELLED = "it was cancelled"
 _ENDS = {"exited": "ended", "trapped": "trapped", "killed": "was killed", "failed": "failed"}
 Tell = Callable[[list[Event]], Awaitable[None]]  # what a run has sent; [] while it sends nothing
 Mark = tuple[str, str, RequestId]  # of a call: tenant, session, request
+
+
+class Call:
+    """A call under way. It can be cancelled from its first moment, also before its run is there."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._run: Run | None = None
+        self._cancelled = False
+
+    def follow(self, run: Run) -> None:
+        """Take the call's run, and end it if the call has been cancelled."""
+        self._run = run
+        if self._cancelled:
+            self.cancel()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._run is not None:
+            self._runs.kill(self._run, _CANCELLED)
 
 
 class Calls:
     """The calls under way that clients can cancel by their sessions and request ids."""
 
     def __init__(self) -> None:
-        self._runs: dict[Mark, Run] = {}
+        self._calls: dict[Mark, Call] = {}
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._calls)
 
     @contextlib.contextmanager
-    def holding(self, mark: Mark | None, run: Run) -> Iterator[None]:
-        """Know the run of a call for the length of the block."""
+    def holding(self, mark: Mark | None, runs: Runs) -> Iterator[Call]:
+        """Know a call for the length of the block."""
+        call = Call(runs)
         if mark is not None:
-            self._runs[mark] = run
+            self._calls[mark] = call
         try:
-            yield
+            yield call
         finally:
-            if mark is not None and self._runs.get(mark) is run:
-                del self._runs[mark]
+            if mark is not None and self._calls.get(mark) is call:
+                del self._calls[mark]
 
-    def find(self, mark: Mark) -> Run | None:
-        return self._runs.get(mark)
+    def cancel(self, mark: Mark) -> None:
+        """End the run of a call, if there is such a call."""
+        if (call := self._calls.get(mark)) is not None:
+            call.cancel()
 
 
 async def check_arguments(
@@ -68,7 +92,7 @@ async def call_program(
     request: web.Request,
     program: Program,
     arguments: dict[str, Any],
-    holding: Callable[[Run], contextlib.AbstractContextManager[None]],
+    call: Call,
     tell: Tell,
 ) -> Outcome:
     """Run a program on a call's arguments, to its end.
@@ -88,8 +112,8 @@ async def call_program(
         return failure(problem.detail + (f"; try again in {wait} s" if wait else ""))
     services(request).bodies.release(request)  # the worker has its input, and the run may last
     try:
-        with holding(run):
-            await _follow(request, run, tell)
+        call.follow(run)
+        await _follow(request, run, tell)
         if run.unstored is not None and not run.over.done():
             return failure(run.unstored.detail, run.record.id)
         return await _outcome(request, run)

@@ -49,7 +49,7 @@ from symphony_runtime.gateway.http.context import (
 )
 from symphony_runtime.gateway.http.cors import check_origin
 from symphony_runtime.gateway.http.responses import EVENT_STREAM, send_whole
-from symphony_runtime.gateway.mcp.calls import Calls, Mark, call_program, check_arguments
+from symphony_runtime.gateway.mcp.calls import Call, Calls, Mark, call_program, check_arguments
 from symphony_runtime.gateway.mcp.messages import (
     Incoming,
     RpcError,
@@ -119,9 +119,7 @@ def _take_notification(request: web.Request, message: JSONRPCNotification) -> No
         return
     _check_not_read_only(request)
     if (mark := _mark(request, request_id)) is not None:
-        run = request.app[MCP].calls.find(mark)
-        if run is not None:
-            services(request).runs.kill(run, "it was cancelled")
+        request.app[MCP].calls.cancel(mark)
 
 
 def _check_not_read_only(request: web.Request) -> None:
@@ -205,6 +203,11 @@ class _Exchange:
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Outcome:
         _check_not_read_only(self._request)
+        mark = None if self._message.modern else _mark(self._request, self._message.id)
+        with self._server.calls.holding(mark, services(self._request).runs) as call:
+            return await self._call_tool(name, arguments, call)
+
+    async def _call_tool(self, name: str, arguments: dict[str, Any], call: Call) -> Outcome:
         server, tenant = services(self._request), tenant_of(self._request)
         program = None if ":" in name else await server.programs.find(tenant, name)
         if program is None:
@@ -215,9 +218,7 @@ class _Exchange:
         problem = await check_arguments(self._request, name, program, arguments)
         if problem is not None:
             return failure(problem)
-        mark = None if self._message.modern else _mark(self._request, self._message.id)
-        holding = partial(self._server.calls.holding, mark)
-        return await call_program(self._request, program, arguments, holding, self._tell)
+        return await call_program(self._request, program, arguments, call, self._tell)
 
     # -- The stream ----------------------------------------------------------------------------
     async def _tell(self, batch: list[Event]) -> None:

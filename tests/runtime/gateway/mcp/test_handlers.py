@@ -330,6 +330,25 @@ async def test_cancelled_notification_ends_the_run_of_its_session(
 
 
 @run_by(with_system, "tmp_path")
+async def test_call_is_cancelled_before_its_run_is_there(
+    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.upload(guests.HANG_WASM, "hang")
+    runs, session = system.gateway.services.runs, {"Mcp-Session-Id": "s"}
+    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+    start = runs.start
+
+    async def start_late(*asked: Any) -> Any:
+        assert (await system.ask("POST", "/mcp", json=note, headers=session)).status == 202
+        return await start(*asked)
+
+    monkeypatch.setattr(runs, "start", start_late)
+    result = await asyncio.wait_for(call(system, "hang", {}, id=5, headers=session), 30)
+    assert result["content"][0]["text"] == "the program was killed: it was cancelled"
+    assert not list(runs.all_live())
+
+
+@run_by(with_system, "tmp_path")
 async def test_read_only_key_lists_tools_and_calls_none(system: SystemRig, client: Client) -> None:
     await client.upload(guests.HANG_WASM, "hang")
     async with system.admin() as admin:
