@@ -46,7 +46,7 @@ system:
 	@echo "== install: what this system has to have (asks for root only if something is missing)"
 	@bash tools/install_system.sh "$(PYTHON)" server guests
 
-$(VENV)/installed: pyproject.toml constraints.txt $(HOSTCALLS_SOURCE) tools/install_python.sh \
+$(VENV)/installed: pyproject.toml client/pyproject.toml constraints.txt $(HOSTCALLS_SOURCE) tools/install_python.sh \
 		tools/install_system.sh
 	@bash tools/install_system.sh "$(PYTHON)" server
 	@echo "== install: Python packages into $(VENV) (a few minutes; PyTorch is the large one)"

@@ -2,7 +2,7 @@
 
 An import counts wherever it stands: in a function or under TYPE_CHECKING, too. Each circle is
 printed with the imports that make it, and there may be none. Without arguments the packages of the
-kernel and the runtime are read; FOLDER is a package's.
+client, the kernel and the runtime are read; FOLDER is a package's.
 """
 
 import sys
@@ -11,7 +11,14 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = (ROOT / "kernel" / "symphony_kernel", ROOT / "runtime" / "symphony_runtime")
+PACKAGES = tuple(
+    ROOT / folder / package
+    for folder, package in (
+        ("client", "symphony"),
+        ("kernel", "symphony_kernel"),
+        ("runtime", "symphony_runtime"),
+    )
+)
 Graph = dict[str, set[str]]  # modules, and which modules each one imports
 
 

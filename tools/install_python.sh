@@ -12,4 +12,4 @@ fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --constraint constraints.txt --editable '.[test]'
+    --constraint constraints.txt --editable client --editable '.[test]'

@@ -4,7 +4,7 @@ The last column of the glossary's tables lists, for each term, words that must n
 `guess` in scheduler   a part of an identifier, in the package of that name or below it
 draft                  a word of prose, and a part of an identifier
 
-Identifiers are those of the kernel and the runtime. Prose is documentation, docstrings and
+Identifiers are those of client, kernel and runtime. Prose is documentation, docstrings and
 comments. Each hit is printed as FILE:LINE: WORD.
 """
 
@@ -20,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 CHANGELOG = ROOT / "CHANGELOG.md"  # what earlier versions wrote stays as it is
-SCANNED = "kernel", "runtime", "tools", "benchmarks", "examples", "guest_sdk", "docs", "*.md"
+SCANNED = (
+    "client", "kernel", "runtime", "tools", "benchmarks", "examples", "guest_sdk", "docs", "*.md"
+)  # fmt: skip
 SUFFIXES = {".py", ".md", ".rs", ".ts"}
 ENTRY = re.compile(r"`(?P<code>[^`]+)`(?: in (?P<package>\w+))?|(?P<prose>[^`]+)")
 NAME_PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
@@ -88,7 +90,7 @@ def texts_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
 
 def names_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
     """Yield each identifier of a Python file, with its line's number."""
-    if path.suffix == ".py" and path.parts[0] in ("kernel", "runtime"):
+    if path.suffix == ".py" and path.parts[0] in ("client", "kernel", "runtime"):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.NAME:
                 yield token.start[0], token.string

@@ -1,0 +1,1 @@
+"""Python for Symphony: a client of its HTTP interface, and programs in Python."""
