@@ -182,6 +182,7 @@ RUN_TICKETS_MAX = 8_192  # live ones of one instance
 RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has not taken
 RUN_PRIORITY_MAX = 7  # each level doubles a run's share of its tenant's service
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
+UNKEPT_OUTPUT = "unkept_output"  # in `Start.limits`: no limit counts the run's own sends
 SEND_WINDOW_BYTES = 64 << 10  # sent and not yet taken by a connected reader
 SEND_AT_ONCE_BYTES_MAX = SEND_WINDOW_BYTES // 4  # of a message: a larger one waits for memory
 # Of such messages in the gateway that are not stored yet, of all tenants. One tenant may hold as
@@ -314,6 +315,7 @@ IDEMPOTENCY_KEY_BYTES_MAX = 255  # of an Idempotency-Key
 IDEMPOTENCY_SECONDS = 86_400  # for which a key is known
 IDEMPOTENCY_ELSEWHERE_SECONDS_MAX = 30.0  # that a request waits for another gateway's with it
 TENANT_IDEMPOTENCY_KEYS_MAX = 10_000  # of one tenant in that time: past it 429
+ATTACH_QUERY_BYTES_MAX = 4_096  # of `limits` in the query of an attached program
 PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500  # that a request may ask for
 # --- The OpenAI routes (gateway) -----------------------------------------------------------------
