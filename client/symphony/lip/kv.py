@@ -104,7 +104,7 @@ class KvFile:
     the file, as its end does.
     """
 
-    __slots__ = ("_open", "number", "run")
+    __slots__ = ("__weakref__", "_open", "number", "run")
 
     def __init__(self, run: AttachedRun, number: int) -> None:
         """Use `create`, `open` and their like."""
