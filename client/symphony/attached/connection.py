@@ -43,8 +43,8 @@ class Connection:
             )
             greeting = await socket.receive_json()
             return cls(session, socket, str(greeting["run"]))
-        except aiohttp.WSServerHandshakeError:
-            refusal = await _refusal(session, url, query)
+        except aiohttp.WSServerHandshakeError as error:
+            refusal = await _refusal(session, url, query, error.status)
             await session.close()
             raise refusal from None
         except (aiohttp.ClientError, OSError, TypeError, KeyError) as error:
@@ -81,20 +81,17 @@ class Connection:
 
 
 async def _refusal(
-    session: aiohttp.ClientSession, url: str, query: Mapping[str, str]
+    session: aiohttp.ClientSession, url: str, query: Mapping[str, str], status: int
 ) -> AttachError:
-    """Ask again without a handshake, for the words of the refusal."""
+    """Ask again without a handshake, whose refusal has no words."""
+    words = ""
     try:
-        # With the handshake's headers: without them the answer would only ask for these.
-        headers = {
-            "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-            "Sec-WebSocket-Key": "c3ltcGhvbnktYXR0YWNoZWQ=",
-        }  # fmt: skip
-        async with session.get(f"{url}/v1/attached", params=query, headers=headers) as response:
-            body = await response.json(content_type=None) if response.status != 101 else {}
-            words = body.get("detail") if isinstance(body, dict) else None
-            if response.status == 404 and "run" not in query:
-                words = _OLD
-            return AttachError(words or f"the server answers {response.status}", response.status)
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        return AttachError(f"the server refuses the connection: {error}")
+        async with session.get(f"{url}/v1/attached", params=query) as response:
+            body = await response.json(content_type=None)
+            if response.status == status and isinstance(body, dict):
+                words = str(body.get("detail") or "")
+    except (aiohttp.ClientError, OSError, ValueError):
+        pass  # the status says enough
+    if status == 404 and "run" not in query:
+        words = _OLD
+    return AttachError(words or f"the server answers {status}: try again later", status)

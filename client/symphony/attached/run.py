@@ -16,8 +16,8 @@ from symphony.attached.connection import Connection
 from symphony.attached.place import find_server
 
 if TYPE_CHECKING:
-    from symphony.lip.kv import KvFile
-    from symphony.lip.model import Info
+    from symphony.sdk.kv import KvFile
+    from symphony.sdk.model import Info
 
 _current: "contextvars.ContextVar[AttachedRun]" = contextvars.ContextVar("symphony_run")
 _NONE = "no run is attached: make calls inside of `async with symphony.attach():`"
@@ -46,7 +46,7 @@ class AttachedRun:
 
         A file without a label is there by its number, such as "7". A file is given once.
         """
-        from symphony.lip.kv import KvFile
+        from symphony.sdk.kv import KvFile
 
         left, self._left = self._left, {}
         return {label or str(number): KvFile(self, number) for number, label in left.items()}

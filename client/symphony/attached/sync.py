@@ -60,11 +60,17 @@ class _Loop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=self._loop.run_forever, name="symphony", daemon=True
-                ).start()
-                atexit.register(self._loop.call_soon_threadsafe, self._loop.stop)
+                serve = self._loop.run_forever
+                thread = threading.Thread(target=serve, name="symphony", daemon=True)
+                thread.start()
+                atexit.register(_stop, self._loop, thread)
             return self._loop
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 def _finish(task: "asyncio.Task[Any]", done: "concurrent.futures.Future[Any]") -> None:

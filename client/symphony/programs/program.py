@@ -133,7 +133,7 @@ def _add_place(error: Exception, name: str) -> None:
 def _refused(status: int, answer: Any) -> DeployError:
     known = answer if isinstance(answer, dict) else {}
     words = str(known.get("detail") or f"the server answers {status}")
-    if status == 415 or (status == 400 and "not Wasm" in words) or "magic" in words:
+    if status == 415 or "WebAssembly module" in words:
         words = (
             "this server takes no Python source: run the program attached, with `.run()`, or use"
             f" a server that has it ({words})"

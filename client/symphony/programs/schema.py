@@ -5,15 +5,18 @@ Literal, Enum, Optional, unions, dataclasses, TypedDict, NamedTuple, datetime an
 at most one type of each kind of JSON value, so that a value says which one it is.
 """
 
+import copy
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 import msgspec
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_IMMUTABLE = (str, int, float, bool, Enum, type(None))
 
 
 class SignatureError(TypeError):
@@ -61,7 +64,9 @@ class Signature:
             raise SignatureError(
                 f"{place} has a default that is none of its type: {error}"
             ) from None
-        return (name, kind, msgspec.field(default_factory=lambda: default))
+        if isinstance(default, _IMMUTABLE):
+            return (name, kind, msgspec.field(default=default))
+        return (name, kind, msgspec.field(default_factory=lambda: copy.deepcopy(default)))
 
     def bind(self, *args: Any, **given: Any) -> dict[str, Any]:
         """Return arguments as JSON has them, checked; TypeError, ValueRefused."""

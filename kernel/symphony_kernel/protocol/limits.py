@@ -182,7 +182,6 @@ RUN_TICKETS_MAX = 8_192  # live ones of one instance
 RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has not taken
 RUN_PRIORITY_MAX = 7  # each level doubles a run's share of its tenant's service
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
-UNKEPT_OUTPUT = "unkept_output"  # in `Start.limits`: no limit counts the run's own sends
 SEND_WINDOW_BYTES = 64 << 10  # sent and not yet taken by a connected reader
 SEND_AT_ONCE_BYTES_MAX = SEND_WINDOW_BYTES // 4  # of a message: a larger one waits for memory
 # Of such messages in the gateway that are not stored yet, of all tenants. One tenant may hold as

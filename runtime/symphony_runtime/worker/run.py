@@ -1,7 +1,7 @@
 """A run in its worker: limits that its instances share, and what counts."""
 
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limit_table import run_defaults
+from symphony_kernel.protocol.limit_table import UNKEPT_OUTPUT, run_defaults
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
     RUN_MEMORY_BYTES_MAX,
@@ -9,7 +9,6 @@ from symphony_kernel.protocol.limits import (
     RUN_TICKETS_MAX,
     TABLE_ELEMENTS_MAX,
     TENANT_MEMORY_TOTAL_BYTES_MAX,
-    UNKEPT_OUTPUT,
 )
 
 from symphony_runtime.worker.fairness.run_queue import TenantShare

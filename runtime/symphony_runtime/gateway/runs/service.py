@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limit_table import limit_of
-from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX, UNKEPT_OUTPUT
+from symphony_kernel.protocol.limit_table import UNKEPT_OUTPUT, limit_of
+from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
 
 from symphony_runtime.config.limits import Limits
 from symphony_runtime.gateway.admission.admission import Admission

@@ -26,15 +26,15 @@ async def attach(request: web.Request) -> web.StreamResponse:
     Binary frames are the program's, both ways. The server's own are text: the first names the run,
     the last says how it has ended.
     """
+    server, tenant, parks = request.app[ATTACHED], tenant_of(request), flag(request, "park")
+    taken, wanted = None, _wanted(request)
+    if "run" in request.query:
+        taken = await server.find(tenant, request.query["run"])
     socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX + 1, compress=False)
     if not socket.can_prepare(request):
         raise Problem(426, "upgrade-required", "this route takes WebSocket handshakes only",
                       headers={"Upgrade": "websocket"})  # fmt: skip
-    server, tenant, parks = request.app[ATTACHED], tenant_of(request), flag(request, "park")
-    if "run" in request.query:
-        attached = await server.find(tenant, request.query["run"])
-    else:
-        attached = await server.start(tenant, _wanted(request))
+    attached = taken or await server.start(tenant, wanted)
     sending: asyncio.Task[None] | None = None
     try:
         await socket.prepare(request)

@@ -10,8 +10,8 @@ import msgpack
 
 from symphony.attached.calls import Ticket
 from symphony.attached.run import AttachedRun, current
-from symphony.lip.kv import KvFile, Rights
-from symphony.lip.packing import numbers
+from symphony.sdk.kv import KvFile, Rights
+from symphony.sdk.packing import numbers
 
 
 @dataclass(frozen=True, slots=True)

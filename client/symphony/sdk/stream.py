@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from symphony.attached.calls import Pieces
 from symphony.attached.errors import EINVAL
-from symphony.lip.model import detokenize_in, info_of
-from symphony.lip.packing import Choice, Scored, options, scored, words
-from symphony.lip.sampling import Sampling
+from symphony.sdk.model import detokenize_in, info_of
+from symphony.sdk.packing import Choice, Scored, options, scored, words
+from symphony.sdk.sampling import Sampling
 
 if TYPE_CHECKING:
-    from symphony.lip.kv import KvFile
+    from symphony.sdk.kv import KvFile
 
 
 @dataclass(frozen=True, slots=True)

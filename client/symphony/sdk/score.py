@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from symphony.lip.kv import KvFile
+from symphony.sdk.kv import KvFile
 
 _TREE_TOKENS = 256  # the server's limit on one pass with parents
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from symphony.attached.calls import Ticket
-from symphony.lip.constraint import Constraint
-from symphony.lip.packing import (
+from symphony.sdk.constraint import Constraint
+from symphony.sdk.packing import (
     Choice,
     Scored,
     TokenSet,
@@ -18,10 +18,10 @@ from symphony.lip.packing import (
     vector,
     words,
 )
-from symphony.lip.sampling import Sampling, constraint_options, token_options
+from symphony.sdk.sampling import Sampling, constraint_options, token_options
 
 if TYPE_CHECKING:
-    from symphony.lip.kv import KvFile
+    from symphony.sdk.kv import KvFile
 
 T = TypeVar("T")
 NONE = options({"get": "none"})

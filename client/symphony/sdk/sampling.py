@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from symphony.lip.constraint import Constraint
-from symphony.lip.packing import TokenSet
+from symphony.sdk.constraint import Constraint
+from symphony.sdk.packing import TokenSet
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15  # keeps neighbours' seeds far apart
 _SEEDS = 1 << 64

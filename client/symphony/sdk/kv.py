@@ -12,11 +12,11 @@ import msgpack
 from symphony.attached.calls import Ticket
 from symphony.attached.errors import ENOENT
 from symphony.attached.run import AttachedRun, current
-from symphony.lip.constraint import Constraint
-from symphony.lip.packing import TokenSet, numbers, spans, words
-from symphony.lip.pred import NONE, Pred, pass_options
-from symphony.lip.sampling import Sampling
-from symphony.lip.stream import Generation, Stream
+from symphony.sdk.constraint import Constraint
+from symphony.sdk.packing import TokenSet, numbers, spans, words
+from symphony.sdk.pred import NONE, Pred, pass_options
+from symphony.sdk.sampling import Sampling
+from symphony.sdk.stream import Generation, Stream
 
 
 class Rights(IntFlag):

@@ -9,7 +9,7 @@ import msgpack
 
 from symphony.attached.calls import Ticket
 from symphony.attached.run import AttachedRun, current
-from symphony.lip.packing import numbers, words
+from symphony.sdk.packing import numbers, words
 
 _LISTS_KEPT = 4_096  # texts whose tokens are known
 _TEXT_KEPT = 512  # characters of such a text

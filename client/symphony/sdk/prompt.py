@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from symphony.attached.run import AttachedRun, current
-from symphony.lip.model import Message, chat_in
+from symphony.sdk.model import Message, chat_in
 
 _NAMED = re.compile(r"\{([^}]*)\}")
 

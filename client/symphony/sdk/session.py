@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from symphony.attached.errors import EINVAL
 from symphony.attached.run import AttachedRun, current
-from symphony.lip.kv import KvFile
-from symphony.lip.model import detokenize_in, info_of, tokenize_in
-from symphony.lip.prompt import Turns
-from symphony.lip.sampling import Sampling
-from symphony.lip.score import score_answers
-from symphony.lip.stream import Finish
+from symphony.sdk.kv import KvFile
+from symphony.sdk.model import detokenize_in, info_of, tokenize_in
+from symphony.sdk.prompt import Turns
+from symphony.sdk.sampling import Sampling
+from symphony.sdk.score import score_answers
+from symphony.sdk.stream import Finish
 
 T = TypeVar("T")
 _CHUNK = 1024  # tokens that the server may be ahead of a reply that is read as a whole
