@@ -145,7 +145,7 @@ class _Crew:
 
 
 async def attack(kind: str, url: str, key: str, target: Target) -> None:
-    """Be the clients of one attacker, until the process is killed."""
+    """Be the clients of one attacker, until the process is killed or its benchmark has ended."""
     headers = {"Authorization": f"Bearer {key}"}
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     async with (
@@ -168,6 +168,7 @@ async def _tell_counts(crew: _Crew) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while await lines.readline():
         print(json.dumps(crew.counts), flush=True)
+    raise AttackError("the benchmark has ended")
 
 
 def yield_processors() -> None:

@@ -163,7 +163,8 @@ class _Bench:
             error = _in_vain(cell.kind, counts, took)
         except (AttackError, VictimError, TimeoutError) as raised:
             error = str(raised) or type(raised).__name__
-        error = error or await self._calm(attackers)
+        held_up = await self._calm(attackers)
+        error = error or held_up
         after = await self._victim.measure(seconds)
         return Measure(cell, (before, after), attacked, took, counts, error)
 
