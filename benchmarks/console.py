@@ -210,7 +210,7 @@ async def measure(server: RunningServer, given: argparse.Namespace) -> dict[str,
                 if number >= 0:
                     found[name].append(seen)
             async with server.client() as client:
-                await client.cancel(sender)
+                await client.runs.cancel(sender)
     return found
 
 
