@@ -260,7 +260,7 @@ HTTP_DESCRIPTORS_KEPT = 512  # of that limit, for all other descriptors of the g
 HTTP_HEAD_SECONDS_MAX = 75.0
 # A tenant may have so many times the unused connections: one tenant has at most 4/5 of them.
 TENANT_CONNECTIONS_TIMES_UNUSED = 4
-REQUESTS_A_PASS = 4  # of one tenant that start in one pass of the gateway's event loop
+TENANT_PASS_SECONDS = 2e-3  # of one tenant in one pass of the gateway's event loop, about
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run gets 503 with Retry-After
 TENANT_MEMORY_TOTAL_BYTES_MAX = 8 << 30  # of linear memory and tables, in one worker
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429

@@ -357,7 +357,6 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
     ):
         if counted is None:
             return await handler(request)
-        await server.fair_start.turn(counted)
         await server.cpu_reporter.wait_pause(counted)
         return await server.cpu_reporter.charge_awaitable(counted, handler(request))
 
