@@ -1,9 +1,13 @@
 """Attached programs against real processes: what they compute, and what is left of them."""
 
+import ast
 import asyncio
+import inspect
 import json
+import re
 import struct
 import time
+from types import FunctionType
 from typing import Any
 
 import aiohttp
@@ -18,7 +22,7 @@ from examples.python.react import react
 from examples.python.tree_of_thoughts import tree_of_thoughts
 from tests.support.attached import attached, client_process
 from tests.support.examples import answers, play_scenario, scenario
-from tests.support.server.server import RunningServer
+from tests.support.server.server import REPOSITORY, RunningServer
 
 FREED_SECONDS_MAX = 2.0  # from the death of a client to the last page of its run
 HOLDER = """
@@ -201,14 +205,14 @@ async def test_parked_run_is_taken_up_with_its_files(server: RunningServer) -> N
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    async with attached(server, run_id) as run:
-        kv = run.files["prefix"]
+    async with attached(server, run_id):
+        kv = KvFile.inherited()["prefix"]
         assert (await kv.len(), await kv.tokens(0, 3)) == (256, [5, 6, 7])
         await kv.pred([5])
-        assert not run.files
+        assert not KvFile.inherited()
     after = await server.wait_until_idle()
     assert after["pages_free"] == before["pages_free"]
-    with pytest.raises(symphony.AttachError, match=r"has ended|no run"):
+    with pytest.raises(symphony.AttachError, match=r"has ended|no such run"):
         await attached(server, run_id)
 
 
@@ -217,10 +221,10 @@ async def test_run_is_taken_from_an_earlier_client(server: RunningServer) -> Non
     waiting = process.sleep(600_000)
     kv = KvFile.create()
     await kv.label("mine")
-    async with attached(server, first.id) as second:
+    async with attached(server, first.id):
         with pytest.raises(symphony.ConnectionLost, match="another client"):
             await waiting
-        assert list(second.files) == ["mine"]
+        assert list(KvFile.inherited()) == ["mine"]
     await first.end()
     await server.wait_until_idle()
 
@@ -324,6 +328,29 @@ async def test_program_that_fails_names_its_own_line(
     (note,) = raised.value.__notes__
     assert "program opens: " in note
     assert "test_attached.py:" in note
+
+
+async def test_blocks_of_the_guide_run(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SYMPHONY_SERVER", server.url)
+    monkeypatch.setenv("SYMPHONY_KEY", server.key)
+    guide = (REPOSITORY / "docs/guides/python.md").read_text()
+    first, *blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(blocks) == 5
+    known: dict[str, Any] = {"__name__": "guide"}
+    await asyncio.to_thread(exec, first, known)
+    for block in blocks:
+        code = compile(block, "python.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        waits = FunctionType(code, known)()
+        if inspect.iscoroutine(waits):
+            await waits
+        else:
+            assert "sync" in block or "await" not in block
+    assert (known["answer"].votes >= 1, len(known["logits"])) == (True, 4096)
+    await asyncio.to_thread(known["sym"].run.end)
+    await server.wait_until_idle()
+    assert capsys.readouterr().out
 
 
 def test_sync_facade_waits_for_each_call(server: RunningServer) -> None:

@@ -9,15 +9,12 @@ import contextvars
 import json
 from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from symphony.attached.calls import Calls
 from symphony.attached.connection import Connection
+from symphony.attached.facts import Facts
 from symphony.attached.place import find_server
-
-if TYPE_CHECKING:
-    from symphony.sdk.kv import KvFile
-    from symphony.sdk.model import Info
 
 _current: "contextvars.ContextVar[AttachedRun]" = contextvars.ContextVar("symphony_run")
 _NONE = "no run is attached: make calls inside of `async with symphony.attach():`"
@@ -29,9 +26,7 @@ class AttachedRun:
     def __init__(self, calls: Calls, left: Mapping[str, Any], *, parks: bool) -> None:
         self.calls = calls
         self.parks = parks
-        self.info: Info | None = None
-        self.token_bytes: dict[int, bytes] = {}
-        self.token_lists: dict[str, list[int]] = {}
+        self.facts = Facts()
         self._left: dict[int, str] = dict(left["files"])
         self._next_file = max(self._left, default=0) + 1
 
@@ -40,16 +35,10 @@ class AttachedRun:
         """The run's id, to take it up again."""
         return self.calls.connection.run
 
-    @property
-    def files(self) -> "dict[str, KvFile]":
-        """The files that an earlier client of this run has left open, by their labels.
-
-        A file without a label is there by its number, such as "7". A file is given once.
-        """
-        from symphony.sdk.kv import KvFile
-
+    def take_left(self) -> dict[int, str]:
+        """Return the files that an earlier client has left open, and their labels; once."""
         left, self._left = self._left, {}
-        return {label or str(number): KvFile(self, number) for number, label in left.items()}
+        return left
 
     def new_file(self) -> int:
         """Return a number for a file."""

@@ -16,6 +16,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from symphony.attached import run as runs
 
 T = TypeVar("T")
 _PACKAGE = "symphony."
+_SDK = "symphony"  # whose names come with their first use
 
 
 class _Loop:
@@ -180,13 +182,12 @@ class attach:  # noqa: N801 - used as a function
 
     def open(self) -> Synced:
         """Open the run; return the SDK."""
-        import symphony
 
         async def enter() -> runs.AttachedRun:
             return await self._opening.__aenter__()
 
         run = _loop.run(enter, self._context)
-        sdk = Synced(symphony, self._context)
+        sdk = Synced(import_module(_SDK), self._context)
         sdk.__dict__["run"] = Synced(run, self._context)
         return sdk
 

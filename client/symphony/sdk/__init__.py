@@ -1,6 +1,6 @@
 """The calls of a program, by the names of the Rust SDK.
 
-kv          KV files
+kv          KV files; `handle` has what passes need of one
 pred        forward passes
 sampling    how text is generated
 stream      tokens and text that come as the server samples them

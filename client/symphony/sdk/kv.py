@@ -13,6 +13,7 @@ from symphony.attached.calls import Ticket
 from symphony.attached.errors import ENOENT
 from symphony.attached.run import AttachedRun, current
 from symphony.sdk.constraint import Constraint
+from symphony.sdk.handle import Handle
 from symphony.sdk.packing import TokenSet, numbers, spans, words
 from symphony.sdk.pred import NONE, Pred, pass_options
 from symphony.sdk.sampling import Sampling
@@ -95,7 +96,7 @@ class Listed:
     expires_ms: int | None
 
 
-class KvFile:
+class KvFile(Handle):
     """A KV file: an ordered list of entries (token, position, and K and V of every layer).
 
     `create`, `fork` and `extract` do not wait: a failure is the answer to later calls on the file.
@@ -104,11 +105,12 @@ class KvFile:
     the file, as its end does.
     """
 
-    __slots__ = ("__weakref__", "_open", "number", "run")
+    __slots__ = ("__weakref__", "_open")
 
     def __init__(self, run: AttachedRun, number: int) -> None:
         """Use `create`, `open` and their like."""
-        self.run, self.number, self._open = run, number, True
+        super().__init__(run, number)
+        self._open = True
 
     # -- Files ---------------------------------------------------------------------------------
     @classmethod
@@ -136,6 +138,16 @@ class KvFile:
             return await cls._made("kv_match", {"tokens": words(tokens)})
         except ENOENT:
             return None
+
+    @classmethod
+    def inherited(cls) -> dict[str, "KvFile"]:
+        """Return the files that an earlier client of this run has left open, by their labels.
+
+        A file without a label is there by its number, such as "7". Each is given once.
+        """
+        run = current()
+        left = run.take_left().items()
+        return {label or str(number): cls(run, number) for number, label in left}
 
     def fork(self) -> "KvFile":
         """Make a copy that shares pages until either side writes."""
@@ -241,14 +253,6 @@ class KvFile:
         """Put entries of another file at the end of this one."""
         return self._call("kv_append", {"source": source.number, "start": start, "end": end})
 
-    def truncate(self, length: int) -> Ticket[None]:
-        """Roll back to so many entries."""
-        return self._call("kv_truncate", {"len": length})
-
-    def len(self) -> Ticket[int]:
-        """Ask for the number of entries; it waits for the file's passes that are under way."""
-        return self._call("kv_len", {})
-
     def stat(self) -> Ticket[Stat]:
         """Ask what is known of the file."""
         return self._call("kv_stat", {}, _read_stat)
@@ -274,11 +278,8 @@ class KvFile:
         return self._call("kv_grant", {"pid": pid, "rights": int(rights), "name": name})
 
     def label(self, text: str) -> Ticket[None]:
-        """Name the handle for a client that takes the run up: `AttachedRun.files` has it so."""
+        """Name the handle for a client that takes the run up: `inherited` has it so."""
         return self._call("kv_label", {"label": text})
-
-    def _call(self, name: str, arguments: dict[str, Any], decode: Any = None) -> Ticket[Any]:
-        return self.run.calls.start(name, {"kv": self.number, **arguments}, decode)
 
     # -- Names ---------------------------------------------------------------------------------
     @staticmethod

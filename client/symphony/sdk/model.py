@@ -8,26 +8,15 @@ from typing import Any
 import msgpack
 
 from symphony.attached.calls import Ticket
+from symphony.attached.facts import Info
 from symphony.attached.run import AttachedRun, current
 from symphony.sdk.packing import numbers, words
+
+__all__ = ["Info", "Message", "chat", "chat_with", "detokenize", "info", "tokenize"]
 
 _LISTS_KEPT = 4_096  # texts whose tokens are known
 _TEXT_KEPT = 512  # characters of such a text
 _ASKED_ALONE = 64  # tokens whose bytes are asked for one by one, and kept
-
-
-@dataclass(frozen=True, slots=True)
-class Info:
-    """What the model is."""
-
-    name: str
-    vocab_size: int  # tokens are below it
-    eos: tuple[int, ...]  # the tokens that end a text
-    bos: int | None  # the token that begins a text, where the model has one
-    max_context: int  # positions are below it
-    page_size: int  # entries in a page of KV
-    dtype: str
-    hidden_size: int  # numbers of a hidden state
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +34,11 @@ async def info() -> Info:
 
 async def info_of(run: AttachedRun) -> Info:
     """Return the same of a run's model; a run asks once."""
-    if run.info is None:
+    if run.facts.info is None:
         said = await run.calls.start("model_info", {}, msgpack.unpackb)
         known = {name: said.get(name) for name in Info.__slots__}
-        run.info = Info(**{**known, "eos": tuple(said["eos"])})
-    return run.info
+        run.facts.info = Info(**{**known, "eos": tuple(said["eos"])})
+    return run.facts.info
 
 
 async def tokenize(text: str) -> list[int]:
@@ -64,12 +53,12 @@ async def tokenize_in(run: AttachedRun, text: str) -> list[int]:
     """Return the same of a run's model; short texts are asked for once."""
     if not text:
         return []
-    if (known := run.token_lists.get(text)) is None:
+    if (known := run.facts.token_lists.get(text)) is None:
         known = await run.calls.start("tokenize", {"text": text}, numbers)
         if len(text) <= _TEXT_KEPT:
-            if len(run.token_lists) >= _LISTS_KEPT:
-                run.token_lists.clear()
-            run.token_lists[text] = known
+            if len(run.facts.token_lists) >= _LISTS_KEPT:
+                run.facts.token_lists.clear()
+            run.facts.token_lists[text] = known
     return list(known)
 
 
@@ -80,7 +69,7 @@ async def detokenize(tokens: Sequence[int]) -> bytes:
 
 async def detokenize_in(run: AttachedRun, tokens: Sequence[int]) -> bytes:
     """Return the same of a run's model; a token's bytes are asked for once."""
-    known = run.token_bytes
+    known = run.facts.token_bytes
     missing = {token for token in tokens if token not in known}
     if len(missing) > _ASKED_ALONE:
         return await run.calls.start("detokenize", {"tokens": words(tokens)})

@@ -1,10 +1,11 @@
 """Forward passes."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from symphony.attached.calls import Ticket
 from symphony.sdk.constraint import Constraint
+from symphony.sdk.handle import Handle
 from symphony.sdk.packing import (
     Choice,
     Scored,
@@ -20,9 +21,6 @@ from symphony.sdk.packing import (
 )
 from symphony.sdk.sampling import Sampling, constraint_options, token_options
 
-if TYPE_CHECKING:
-    from symphony.sdk.kv import KvFile
-
 T = TypeVar("T")
 NONE = options({"get": "none"})
 
@@ -35,7 +33,7 @@ class _Pass:
     """A forward pass in the making: what is wanted of it starts it."""
 
     def __init__(
-        self, kv: "KvFile", tokens: Sequence[int], positions: Sequence[int] | None,
+        self, kv: Handle, tokens: Sequence[int], positions: Sequence[int] | None,
         given: dict[str, Any],
     ) -> None:  # fmt: skip
         self._kv, self._tokens, self._positions, self._given = kv, tokens, positions, given

@@ -8,16 +8,13 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from symphony.attached.calls import Pieces
 from symphony.attached.errors import EINVAL
+from symphony.sdk.handle import Handle
 from symphony.sdk.model import detokenize_in, info_of
 from symphony.sdk.packing import Choice, Scored, options, scored, words
 from symphony.sdk.sampling import Sampling
-
-if TYPE_CHECKING:
-    from symphony.sdk.kv import KvFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Stream:
     that was appended, and `KvFile.truncate` rolls back what is not wanted.
     """
 
-    def __init__(self, kv: "KvFile", tokens: Sequence[int], sampling: Sampling) -> None:
+    def __init__(self, kv: Handle, tokens: Sequence[int], sampling: Sampling) -> None:
         self._kv, self._tokens, self._sampling = kv, tokens, sampling
         self._record = 8 * (1 + sampling.logprobs)  # bytes of a token and the best ones with it
         self._ready: deque[Scored] = deque()
@@ -122,7 +119,7 @@ class Generation:
     Iterate over its pieces with `async for`, or await `text()`.
     """
 
-    def __init__(self, kv: "KvFile", prompt: Sequence[int], sampling: Sampling) -> None:
+    def __init__(self, kv: Handle, prompt: Sequence[int], sampling: Sampling) -> None:
         if not prompt:
             raise EINVAL("generate", "no tokens")
         self._kv, self._prompt, self._sampling = kv, prompt, sampling
