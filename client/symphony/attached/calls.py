@@ -23,6 +23,7 @@ from symphony.attached.errors import (
     SymphonyError,
     call_error,
 )
+from symphony.attached.facts import Info, read_info
 
 T = TypeVar("T")
 PROTOCOL = 1
@@ -239,14 +240,18 @@ class Calls:
             waiter.fail(self._ended)
 
     # -- The beginning and the end -------------------------------------------------------------
-    async def greet(self) -> dict[str, Any]:
-        """Say hello; return what the server has of the run. Calls before are dropped."""
-        # An earlier client's answers may come first: none of them has this number.
+    async def greet(self) -> tuple[dict[str, Any], Info]:
+        """Say hello; return what the server has of the run, and its model.
+
+        What an earlier client had under way is dropped.
+        """
+        # An earlier client's answers may come first: none of them has these numbers.
         self._number = secrets.randbits(_HELLO_BITS)
         hello = self.start("hello", {"version": PROTOCOL}, msgpack.unpackb)
+        info = self.start("model_info", {}, read_info)
         left = cast("dict[str, Any]", await hello)
         self._number = 0
-        return left
+        return left, await info
 
     @property
     def ended(self) -> SymphonyError | None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgpack
+
 
 @dataclass(frozen=True, slots=True)
 class Info:
@@ -21,6 +23,13 @@ class Info:
 class Facts:
     """What is known of a run's model."""
 
-    info: Info | None = None
+    info: Info
     token_bytes: dict[int, bytes] = field(default_factory=dict)
     token_lists: dict[str, list[int]] = field(default_factory=dict)  # of texts
+
+
+def read_info(packed: bytes) -> Info:
+    """Return what a server says of its model."""
+    said = msgpack.unpackb(packed)
+    known = {name: said.get(name) for name in Info.__slots__}
+    return Info(**{**known, "eos": tuple(said["eos"])})

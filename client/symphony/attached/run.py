@@ -13,7 +13,7 @@ from typing import Any
 
 from symphony.attached.calls import Calls
 from symphony.attached.connection import Connection
-from symphony.attached.facts import Facts
+from symphony.attached.facts import Facts, Info
 from symphony.attached.place import find_server
 
 _current: "contextvars.ContextVar[AttachedRun]" = contextvars.ContextVar("symphony_run")
@@ -23,10 +23,10 @@ _NONE = "no run is attached: make calls inside of `async with symphony.attach():
 class AttachedRun:
     """A run whose program is in this process; `attach` opens one."""
 
-    def __init__(self, calls: Calls, left: Mapping[str, Any], *, parks: bool) -> None:
+    def __init__(self, calls: Calls, left: Mapping[str, Any], info: Info, *, parks: bool) -> None:
         self.calls = calls
         self.parks = parks
-        self.facts = Facts()
+        self.facts = Facts(info)
         self._left: dict[int, str] = dict(left["files"])
         self._next_file = max(self._left, default=0) + 1
 
@@ -93,11 +93,11 @@ class attach:  # noqa: N801 - used as a function
         connection = await Connection.open(url, key, self._query)
         calls = Calls(connection)
         try:
-            left = await calls.greet()
+            left, info = await calls.greet()
         except BaseException:
             await calls.close(exits=False)
             raise
-        return AttachedRun(calls, left, parks=self._parks)
+        return AttachedRun(calls, left, info, parks=self._parks)
 
     def __await__(self) -> Generator[Any, None, AttachedRun]:
         run = yield from self._open().__await__()

@@ -238,14 +238,14 @@ class KvFile(Handle):
         return self.run.calls.start("pred", arguments, lambda _: None)
 
     def generate(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Generation:
-        """Start a text behind the entries so far and `prompt`, which has a token at least.
+        """Begin a text behind the entries so far and `prompt`, which has a token at least.
 
-        The server samples, appends and continues by itself; the text comes in pieces.
+        The first piece starts it. Then the server samples, appends and continues by itself.
         """
         return Generation(self, prompt, sampling or Sampling())
 
     def stream(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
-        """Start the same as a stream of tokens; the texts of `Sampling.stop` do not end it."""
+        """Start a stream of tokens there; the texts of `Sampling.stop` do not end it."""
         return Stream(self, prompt, sampling or Sampling())
 
     # -- What it holds -------------------------------------------------------------------------

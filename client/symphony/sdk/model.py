@@ -29,16 +29,7 @@ class Message:
 
 async def info() -> Info:
     """Return what the model is."""
-    return await info_of(current())
-
-
-async def info_of(run: AttachedRun) -> Info:
-    """Return the same of a run's model; a run asks once."""
-    if run.facts.info is None:
-        said = await run.calls.start("model_info", {}, msgpack.unpackb)
-        known = {name: said.get(name) for name in Info.__slots__}
-        run.facts.info = Info(**{**known, "eos": tuple(said["eos"])})
-    return run.facts.info
+    return current().facts.info
 
 
 async def tokenize(text: str) -> list[int]:

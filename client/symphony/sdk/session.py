@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from symphony.attached.errors import EINVAL
 from symphony.attached.run import AttachedRun, current
 from symphony.sdk.kv import KvFile
-from symphony.sdk.model import detokenize_in, info_of, tokenize_in
+from symphony.sdk.model import detokenize_in, tokenize_in
 from symphony.sdk.prompt import Turns
 from symphony.sdk.sampling import Sampling
 from symphony.sdk.score import score_answers
@@ -179,7 +179,7 @@ class Session:
         sampling = sampling or Sampling()
         if sampling.stop_texts:
             return await self.stream(sampling, lambda _: None)
-        ends = sampling.stop_tokens((await info_of(self._run)).eos)
+        ends = sampling.stop_tokens(self._run.facts.info.eos)
         pending = await self._pending()
         most = sampling.max_tokens
         chunk = _CHUNK if most is None else min(max(most, 1), _CHUNK)

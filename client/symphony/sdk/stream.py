@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from symphony.attached.calls import Pieces
 from symphony.attached.errors import EINVAL
 from symphony.sdk.handle import Handle
-from symphony.sdk.model import detokenize_in, info_of
+from symphony.sdk.model import detokenize_in
 from symphony.sdk.packing import Choice, Scored, options, scored, words
 from symphony.sdk.sampling import Sampling
 
@@ -38,24 +38,15 @@ class Stream:
     """
 
     def __init__(self, kv: Handle, tokens: Sequence[int], sampling: Sampling) -> None:
-        self._kv, self._tokens, self._sampling = kv, tokens, sampling
         self._record = 8 * (1 + sampling.logprobs)  # bytes of a token and the best ones with it
         self._ready: deque[Scored] = deque()
         self._pieces: Pieces | None = None
         self._done = sampling.max_tokens == 0
-
-    async def start(self) -> None:
-        """Start the generation now; the first token would do so."""
-        if self._pieces is not None or self._done:
-            return
-        run = self._kv.run
-        stop = self._sampling.stop_tokens((await info_of(run)).eos)
-        arguments = {
-            "kv": self._kv.number,
-            "tokens": words(self._tokens),
-            "opts": options(self._sampling.options(stop)),
-        }
-        self._pieces = run.calls.start_pieces("generate", arguments)
+        if not self._done:
+            stop = sampling.stop_tokens(kv.run.facts.info.eos)
+            opts = options(sampling.options(stop))
+            arguments = {"kv": kv.number, "tokens": words(tokens), "opts": opts}
+            self._pieces = kv.run.calls.start_pieces("generate", arguments)
 
     async def next(self) -> Choice | None:
         """Return one more token, None after the last."""
@@ -99,10 +90,8 @@ class Stream:
         return found
 
     async def _fill(self) -> None:
-        if self._done:
+        if self._done or self._pieces is None:
             return
-        await self.start()
-        assert self._pieces is not None
         try:
             packed = await self._pieces.next()
         except BaseException:
@@ -123,9 +112,9 @@ class Generation:
         if not prompt:
             raise EINVAL("generate", "no tokens")
         self._kv, self._prompt, self._sampling = kv, prompt, sampling
-        self._stream = Stream(kv, prompt, sampling)
+        self._stream: Stream | None = None
         self._before: int | None = None  # entries of the file with the prompt, if they are needed
-        self._ends: list[int] | None = None
+        self._ends = sampling.stop_tokens(kv.run.facts.info.eos)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # text that may be the beginning of one to stop at
         self.tokens: list[int] = []  # so far, with the one that ended the text
@@ -139,14 +128,12 @@ class Generation:
             self.finish = Finish()
         if self.finish is not None:
             return None
-        await self._prepare()
-        choice = await self._stream.next()
+        choice = await (self._stream or await self._start()).next()
         if choice is None:
             self.finish = Finish()  # the context is full
             return None
         self.tokens.append(choice.token)
         self.logprob += choice.logprob
-        assert self._ends is not None
         if choice.token in self._ends:
             self.finish = Finish(token=choice.token)
         return choice
@@ -173,7 +160,8 @@ class Generation:
 
     def cancel(self) -> None:
         """End the generation now."""
-        self._stream.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
 
     def __aiter__(self) -> "Generation":
         return self
@@ -184,17 +172,16 @@ class Generation:
             raise StopAsyncIteration
         return piece
 
-    async def _prepare(self) -> None:
-        """Ask for what must be known before it starts: then the file is busy."""
-        if self._ends is None:
-            self._ends = self._sampling.stop_tokens((await info_of(self._kv.run)).eos)
-            if self._sampling.stop_texts:
-                self._before = await self._kv.len() + len(self._prompt)
+    async def _start(self) -> Stream:
+        if self._sampling.stop_texts:  # the length must be known: then the file is busy
+            self._before = await self._kv.len() + len(self._prompt)
+        self._stream = Stream(self._kv, self._prompt, self._sampling)
+        return self._stream
 
     async def _roll_back(self) -> None:
         """Take back what the server computed behind a text that has ended it."""
         assert self._before is not None
-        self._stream.cancel()
+        self.cancel()
         await self._kv.truncate(self._before + len(self.tokens) - 1)
 
     def _release(self) -> str:
