@@ -128,10 +128,12 @@ class Client:
         return await self._text("/metrics")
 
     # -- Programs ------------------------------------------------------------------------------
-    async def upload(self, wasm: bytes, name: str | None = None) -> JsonObject:
-        """Upload a program; return its view."""
+    async def upload(
+        self, program: bytes, name: str | None = None, content_type: str = "application/wasm"
+    ) -> JsonObject:
+        """Upload a program, a module or source of the type's language; return its view."""
         query = {"name": name} if name is not None else {}
-        return await self._json("POST", "/v1/programs", query, wasm, "application/wasm")
+        return await self._json("POST", "/v1/programs", query, program, content_type)
 
     async def program(self, program: str) -> JsonObject:
         return await self._json("GET", f"/v1/programs/{_quoted(program)}")
