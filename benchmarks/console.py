@@ -163,8 +163,8 @@ def _cpu(pids: Collection[int]) -> float:
 async def _start_live(server: RunningServer, count: int) -> str:
     """Start runs that do nothing, and one that sends; return the latter's id."""
     async with server.client() as client:
-        await client.upload(TICK, "tick")
-        await client.upload(HANG_WASM, "hang")
+        await client.programs.upload(TICK, "tick")
+        await client.programs.upload(HANG_WASM, "hang")
         room = asyncio.Semaphore(STARTS_AT_ONCE)
 
         async def one() -> None:
@@ -210,7 +210,7 @@ async def measure(server: RunningServer, given: argparse.Namespace) -> dict[str,
                 if number >= 0:
                     found[name].append(seen)
             async with server.client() as client:
-                await client.cancel(sender)
+                await client.runs.cancel(sender)
     return found
 
 
@@ -243,9 +243,9 @@ async def watch_frames(server: RunningServer, count: int) -> dict[str, float]:
             await shown.until(most)
             await shown.tab.evaluate(_WATCH)
             until, top = time.monotonic() + RECORD_SECONDS, 0
-            live = [run["id"] async for run in client.runs(status="running", program="hang")]
+            live = [run["id"] async for run in client.runs.list(status="running", program="hang")]
             while time.monotonic() < until:
-                await client.cancel(live.pop())
+                await client.runs.cancel(live.pop())
                 live.insert(0, await client.start("hang"))
                 top = (top + 320) % (32 * count)
                 await shown.tab.evaluate(f"document.querySelector('.long').scrollTop = {top}")

@@ -140,7 +140,11 @@ _BOUND = _object(
 )
 _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
-    {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
+    {
+        "progress": _object({"what": _STRING, "share": {"type": "number"}}),
+        "hangs": {"const": True},
+        "containment": {"type": "object", "additionalProperties": _STRING},
+    },
 )
 _TIER = _enum("device", "host", "disk", "tokens")
 _KV_FILE = {
