@@ -14,12 +14,13 @@ import aiohttp
 import msgpack
 import pytest
 import symphony
-from symphony import KvFile, Sampling, Session, errors, model, process, tool
+from symphony import KvFile, Rights, Sampling, Session, errors, model, process, tool
 
 from examples.python.parallel_suffixes import parallel_suffixes
 from examples.python.rag import Question, rag
 from examples.python.react import react
 from examples.python.tree_of_thoughts import tree_of_thoughts
+from tests.e2e import programs as guests
 from tests.support.attached import attached, client_process
 from tests.support.examples import answers, play_scenario, scenario
 from tests.support.server.server import REPOSITORY, RunningServer
@@ -162,6 +163,28 @@ async def test_tool_children_and_queues_are_there(server: RunningServer) -> None
         assert await waiting == b"an item"
         with pytest.raises(errors.ENOENT):
             await process.spawn("no-such-program")
+        async with server.client() as client:
+            await client.programs.upload(guests.HELLO_WASM, "hello")
+        kv = KvFile.create()
+        child = await process.spawn("hello", grants=[process.Grant(kv, "file", Rights.READ)])
+        ended = await child.join()
+        assert (ended.code, ended.output) == (0, b"hello")
+
+
+async def test_rights_of_a_handle_hold(server: RunningServer) -> None:
+    async with attached(server):
+        with KvFile.create() as kv:
+            await kv.prefill([5, 6, 7])
+            await kv.save("attached/rights")
+        read = await KvFile.open("attached/rights", Rights.READ)
+        assert (await read.stat()).rights == Rights.READ
+        with pytest.raises(errors.EACCES):
+            await read.truncate(1)
+        with pytest.raises(errors.EACCES):
+            await read.pred([5])
+        await read.pred([5], keep=False)
+        assert [each.path for each in await KvFile.list("attached/")] == ["attached/rights"]
+        await KvFile.remove("attached/rights")
 
 
 async def test_session_of_a_chat_and_a_constraint(server: RunningServer) -> None:

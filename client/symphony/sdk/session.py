@@ -123,7 +123,8 @@ class Session:
             self._turns = Turns()
         if self._turns is None:
             raise EINVAL("chat", "the session is a plain text")
-        await self._tokenize()
+        if self._added:
+            await self.render()  # what was appended belongs to the answer before
         if self._answer is not None:
             begin, self._answer = self._answer, None
             if answer := self._tokens[begin:]:

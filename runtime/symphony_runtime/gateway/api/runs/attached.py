@@ -16,7 +16,7 @@ from symphony_runtime.gateway.errors import Problem, bad_request
 from symphony_runtime.gateway.http.context import flag, services, tenant_of, to_json
 from symphony_runtime.gateway.runs.record import RunRequest
 
-_HEARTBEAT_SECONDS = 15.0  # so that the server notices a lost client
+_HEARTBEAT_SECONDS = 15.0
 _TAKEN_UP = 4001  # the close code of a connection whose run another one has taken up
 
 
@@ -36,6 +36,7 @@ async def attach(request: web.Request) -> web.StreamResponse:
                       headers={"Upgrade": "websocket"})  # fmt: skip
     attached = taken or await server.start(tenant, wanted)
     sending: asyncio.Task[None] | None = None
+    beating = asyncio.create_task(_beat(request))
     try:
         await socket.prepare(request)
         request[WRITING].held = lambda: attached.frames.waiting
@@ -47,6 +48,7 @@ async def attach(request: web.Request) -> web.StreamResponse:
                 data = frame.data.encode() if frame.type is WSMsgType.TEXT else frame.data
                 await deliver_message(services(request).runs, attached.run, data, request)
     finally:
+        beating.cancel()
         if sending is not None:
             sending.cancel()
             await asyncio.wait([sending])
@@ -61,7 +63,7 @@ async def _send_frames(
     with contextlib.suppress(ConnectionError):  # the client has gone
         greeting = to_json({"run": run.record.id})
         await write_frames(request, encode_frame(WSMsgType.TEXT, greeting))
-        while (messages := await _next_messages(attached, request)) is not None:
+        while messages := await attached.frames.next_messages():
             size = sum(map(len, messages))
             try:
                 encoded = [encode_frame(WSMsgType.BINARY, message) for message in messages]
@@ -74,13 +76,11 @@ async def _send_frames(
         await socket.close(message=end.status.encode())
 
 
-async def _next_messages(attached: AttachedRun, request: web.Request) -> list[bytes] | None:
-    """Return the program's next messages, None after the last; ping a silent client meanwhile."""
-    while True:
-        try:
-            async with asyncio.timeout(_HEARTBEAT_SECONDS):
-                return await attached.frames.next_messages() or None
-        except TimeoutError:
+async def _beat(request: web.Request) -> None:
+    """Ping a client, so that the server notices a lost one."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
             await write_frames(request, encode_frame(WSMsgType.PING, b""))
 
 

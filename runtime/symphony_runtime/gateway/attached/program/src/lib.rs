@@ -25,8 +25,6 @@ symphony::entry!("lip_main", run);
 
 /// The protocol's version.
 const VERSION: i64 = 1;
-/// Frames that are read before the next results are looked at.
-const FRAMES_AT_ONCE: usize = 16;
 /// Bytes for a frame; a longer one takes a second call.
 const ROOM_BYTES: usize = 16 << 10;
 
@@ -43,11 +41,12 @@ fn run() -> i32 {
         files: Files::default(),
         pending: Pending::new(unsafe { raw::recv() }),
         replies: Replies::default(),
+        room: vec![0; ROOM_BYTES],
         greeted: false,
     };
     let end = loop {
         if host.pending.wait(&mut host.replies) {
-            if let Err(end) = host.read_frames() {
+            if let Err(end) = host.take_frame() {
                 break end;
             }
         }
@@ -73,26 +72,25 @@ struct Host {
     files: Files,
     pending: Pending,
     replies: Replies,
+    /// For the client's frames.
+    room: Vec<u8>,
     /// The client has said which version it speaks.
     greeted: bool,
 }
 
 impl Host {
-    /// Makes the calls of the frames that have come.
-    fn read_frames(&mut self) -> Result<(), End> {
-        let mut room = vec![0; ROOM_BYTES];
-        for _ in 0..FRAMES_AT_ONCE {
-            let length = match take_frame(self.pending.frames(), &mut room) {
-                Some(length) => length,
-                None => return Ok(()),
-            };
-            if length < 0 {
-                return Err(End::Closed);
-            }
-            self.pending.set_frames(unsafe { raw::recv() });
-            self.read_frame(&room[..length as usize])?;
+    /// Makes the calls of the client's next frame, which has come.
+    fn take_frame(&mut self) -> Result<(), End> {
+        let length = take(self.pending.frames(), &mut self.room);
+        if length < 0 {
+            return Err(End::Closed);
         }
-        Ok(())
+        // More frames may have come: the next wait says so.
+        self.pending.set_frames(unsafe { raw::recv() });
+        let room = std::mem::take(&mut self.room);
+        let read = self.read_frame(&room[..length as usize]);
+        self.room = if room.len() > ROOM_BYTES { vec![0; ROOM_BYTES] } else { room };
+        read
     }
 
     fn read_frame(&mut self, bytes: &[u8]) -> Result<(), End> {
@@ -174,15 +172,12 @@ impl Host {
     }
 }
 
-/// Takes the client's next frame: its length, minus an errno, or `None` where none has come.
-fn take_frame(ticket: i32, room: &mut Vec<u8>) -> Option<i32> {
-    let mut length = unsafe { raw::take(ticket, room.as_mut_ptr(), room.len()) };
-    if length > room.len() as i32 {
-        room.resize(length as usize, 0);
-        length = unsafe { raw::take(ticket, room.as_mut_ptr(), room.len()) };
+/// Takes a ticket's result: its length, or minus an errno.
+fn take(ticket: i32, room: &mut Vec<u8>) -> i32 {
+    let length = unsafe { raw::take(ticket, room.as_mut_ptr(), room.len()) };
+    if length <= room.len() as i32 {
+        return length;
     }
-    if length == -Errno::EAGAIN.number() {
-        return None;
-    }
-    Some(length)
+    room.resize(length as usize, 0);
+    unsafe { raw::take(ticket, room.as_mut_ptr(), room.len()) }
 }
