@@ -86,7 +86,11 @@ impl Host {
             return Err(End::Closed);
         }
         // More frames may have come: the next wait says so.
-        self.pending.set_frames(unsafe { raw::recv() });
+        let frames = unsafe { raw::recv() };
+        if frames < 0 {
+            return Err(End::Closed); // the run may have no ticket more
+        }
+        self.pending.set_frames(frames);
         let room = std::mem::take(&mut self.room);
         let read = self.read_frame(&room[..length as usize]);
         self.room = if room.len() > ROOM_BYTES { vec![0; ROOM_BYTES] } else { room };
