@@ -19,6 +19,7 @@ from symphony import AsyncClient, ClientError, Event, ServerError
 
 from symphony_runtime.cli.admin import add_admin
 from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, Parser, add_command
+from symphony_runtime.cli.development.commands import add_development
 from symphony_runtime.cli.kv import add_kv
 from symphony_runtime.cli.output import (
     STDOUT,
@@ -484,6 +485,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     new.add_argument("name")
     new.add_argument("--lang", choices=("rust", "assemblyscript"), default="rust")
     new.add_argument("--directory", type=Path, default=Path(), help="where to create its folder")
+    add_development(commands)
     doctor = add("doctor", "check what this machine has and lacks", _doctor, *usual)
     doctor.add_argument("--model", default="tiny")
     return parser

@@ -14,10 +14,12 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from symphony_runtime.cli.function_names import name_own_functions
 from symphony_runtime.cli.output import CommandError
+from symphony_runtime.cli.project_settings import manifest_text
 from symphony_runtime.compiler.manifest import check_manifest, with_manifest
 
 LANGUAGES = ("rust", "assemblyscript")
@@ -40,6 +42,14 @@ _VENDORED = {
 }
 _NOT_SOURCES = ("target", "node_modules", "build", "tests", "*.wasm")
 _OUTPUT_LINES_SHOWN = 60
+# A quick build is for the next run only: it is compiled in pieces that are kept, and not optimized.
+_QUICK_RUST = {
+    "CARGO_PROFILE_DEV_DEBUG": "0",
+    "CARGO_PROFILE_DEV_INCREMENTAL": "true",
+    "CARGO_PROFILE_DEV_OPT_LEVEL": "1",  # at 0 the server compiles four times as much
+    "CARGO_PROFILE_DEV_STRIP": "debuginfo",  # the standard library's; names of functions stay
+}
+_QUICK_ASSEMBLYSCRIPT = ["--optimizeLevel", "0", "--shrinkLevel", "0"]
 
 _NO_RUST = f"""no Rust compiler with the {WASM_TARGET} target was found. Either of these gives one:
   rustup target add {WASM_TARGET}
@@ -98,19 +108,53 @@ def new(name: str, lang: str, directory: Path) -> Path:
     return project
 
 
-def build(directory: Path, say: Callable[[str], object] = lambda _: None) -> Path:
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a compiler has ended, and what it has written."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+RunCompiler = Callable[[list[str], Path, dict[str, str]], Finished]
+
+
+def run_compiler(command: list[str], directory: Path, environment: dict[str, str]) -> Finished:
+    """Run a compiler in the project's folder, to its end."""
+    done = subprocess.run(  # noqa: S603 - the developer's own compiler
+        command,
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def build(
+    directory: Path,
+    say: Callable[[str], object] = lambda _: None,
+    *,
+    quick: bool = False,
+    run: RunCompiler = run_compiler,
+) -> Path:
     """Compile the project in `directory` to `directory/build/<name>.wasm`; return that path.
 
-    `say` gets a line with the compiler before it starts.
+    `say` gets a line with the compiler before it starts. `quick` gives a larger and slower module
+    sooner. `run` runs the compiler.
 
     Raises ProjectError: it is no project, there is no compiler, or the compiler failed; the message
     has its output.
     """
     directory = directory.resolve()
     if (directory / "Cargo.toml").is_file():
-        return _build_rust(directory, say)
+        return _build_rust(directory, say, quick=quick, run=run)
     if (directory / "asconfig.json").is_file() or (directory / "package.json").is_file():
-        return _build_assemblyscript(directory, say)
+        return _build_assemblyscript(directory, say, quick=quick, run=run)
     raise ProjectError(f"{directory} holds no Cargo.toml, asconfig.json or package.json")
 
 
@@ -120,12 +164,17 @@ def put_manifest(wasm: bytes, path: Path) -> bytes:
     Raises ProjectError: the file cannot be read or is no manifest, or the module is none.
     """
     try:
-        text, problems = check_manifest(path.read_bytes())
-        if problems:
-            raise ProjectError("\n".join([f"{path}:", *problems]))
-        return with_manifest(wasm, text.encode())
+        return _put_manifest_text(wasm, path.read_bytes(), path)
     except OSError as error:
         raise ProjectError(f"{path}: {error.strerror}") from error
+
+
+def _put_manifest_text(wasm: bytes, content: bytes, origin: Path) -> bytes:
+    text, problems = check_manifest(content)
+    if problems:
+        raise ProjectError("\n".join([f"{origin}:", *problems]))
+    try:
+        return with_manifest(wasm, text.encode())
     except ValueError as error:
         raise ProjectError(str(error)) from error
 
@@ -137,8 +186,13 @@ def find_rust_toolchain() -> RustToolchain:
 
     Raises ProjectError: none can; the message says what to install.
     """
+    return _first_fit(tuple(_rust_candidates()))
+
+
+@lru_cache(maxsize=8)  # asking a compiler takes as long as a small build
+def _first_fit(candidates: tuple[RustToolchain, ...]) -> RustToolchain:
     unfit = ""
-    for toolchain in _rust_candidates():
+    for toolchain in candidates:
         if _compiles_to_wasm(toolchain):
             return replace(toolchain, unfit=unfit)
         unfit = unfit or toolchain.rustc
@@ -210,6 +264,7 @@ def _compiles_to_wasm(toolchain: RustToolchain) -> bool:
     return asked.returncode == 0 and any(Path(asked.stdout.strip()).glob("libcore-*.rlib"))
 
 
+@lru_cache(maxsize=8)
 def _describe_rustc(rustc: str) -> str:
     """Return a compiler's version and path, as `rustc 1.63.0 (/usr/bin/rustc)`."""
     asked = subprocess.run(  # noqa: S603 - the developer's own compiler
@@ -219,16 +274,20 @@ def _describe_rustc(rustc: str) -> str:
     return f"{version} ({shutil.which(rustc) or rustc})"
 
 
-def _build_rust(directory: Path, say: Callable[[str], object]) -> Path:
+def _build_rust(
+    directory: Path, say: Callable[[str], object], *, quick: bool, run: RunCompiler
+) -> Path:
     name = _cargo_package(directory)
     toolchain = find_rust_toolchain()
     compiler = toolchain.describe()
     say(f"building {name} with {compiler}")
-    command = [toolchain.cargo, "build", "--release", "--target", WASM_TARGET]
-    output = _run(
+    command = [toolchain.cargo, "build", "--target", WASM_TARGET]
+    command += [] if quick else ["--release"]
+    output = _compile(
+        run,
         [*command, "--message-format", "json-render-diagnostics"],
         directory,
-        toolchain.environment,
+        toolchain.environment | (_QUICK_RUST if quick else {}),
         compiler,
     )
     modules = list(_cargo_modules(output, directory))
@@ -265,7 +324,9 @@ def _cargo_modules(output: str, directory: Path) -> Iterator[Path]:
 # --- build: AssemblyScript -----------------------------------------------------------------------
 
 
-def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path:
+def _build_assemblyscript(
+    directory: Path, say: Callable[[str], object], *, quick: bool, run: RunCompiler
+) -> Path:
     name = _npm_package(directory)
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
@@ -275,8 +336,9 @@ def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path
     made = target.with_suffix(f".{os.getpid()}.wasm")
     source_map = made.with_name(made.name + ".map")
     command = [node, str(asc), "--config", "asconfig.json", "--debug", "--sourceMap"]
+    command += _QUICK_ASSEMBLYSCRIPT if quick else []
     try:
-        _run([*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
+        _compile(run, [*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
         named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
         made.write_bytes(_with_own_manifest(named, directory))
         made.replace(target)
@@ -286,6 +348,7 @@ def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path
     return target
 
 
+@lru_cache(maxsize=8)
 def _describe_asc(node: str, asc: Path) -> str:
     """Return the compiler's version and what runs it, as `asc 0.28.20 on node v20.20.2 (PATH)`."""
     manifest = json.loads((asc.parents[1] / "package.json").read_text(encoding="utf-8"))
@@ -320,19 +383,16 @@ def _find_asc(directory: Path) -> tuple[str, Path]:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _run(command: list[str], directory: Path, environment: dict[str, str], compiler: str) -> str:
+def _compile(
+    run: RunCompiler,
+    command: list[str],
+    directory: Path,
+    environment: dict[str, str],
+    compiler: str,
+) -> str:
     """Run a compiler in the project's folder; return its standard output."""
-    done = subprocess.run(  # noqa: S603 - the developer's own compiler
-        command,
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
+    done = run(command, directory, environment)
+    if done.code != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
         words = "\n".join(lines[-_OUTPUT_LINES_SHOWN:])
         name = Path(command[0]).name
@@ -341,8 +401,8 @@ def _run(command: list[str], directory: Path, environment: dict[str, str], compi
 
 
 def _with_own_manifest(wasm: bytes, directory: Path) -> bytes:
-    path = directory / "manifest.json"
-    return put_manifest(wasm, path) if path.is_file() else wasm
+    text = manifest_text(directory)
+    return wasm if text is None else _put_manifest_text(wasm, text, directory / "manifest.json")
 
 
 def _install(module: Path, directory: Path, name: str) -> Path:
