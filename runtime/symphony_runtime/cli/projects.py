@@ -23,6 +23,7 @@ from symphony_runtime.cli.project_settings import manifest_text
 from symphony_runtime.compiler.manifest import check_manifest, with_manifest
 
 LANGUAGES = ("rust", "assemblyscript")
+KINDS = ("completion", "chat", "agent", "rag", "structured")  # templates
 
 WASM_TARGET = "wasm32-unknown-unknown"
 NODE_MIN = 18  # its major version; 18.20 and 20.20 compile to the same bytes
@@ -88,11 +89,13 @@ class RustToolchain:
         return f"{words}, as {lacking} lacks the target: rustup target add {WASM_TARGET}"
 
 
-def new(name: str, lang: str, directory: Path) -> Path:
+def new(name: str, lang: str, directory: Path, kind: str = KINDS[0]) -> Path:
     """Create the project `name` as the new folder `directory/name`; return that folder.
 
-    Raises ProjectError: the name is no package name, the language is unknown, the folder exists, or
-    the SDK's sources are not next to this package.
+    `kind` is the template, one of `KINDS`.
+
+    Raises ProjectError: the name is no package name, the language or the template is unknown, the
+    folder exists, or the SDK's sources are not next to this package.
     """
     if not _NAME.fullmatch(name):
         raise ProjectError(f"{name!r} is no project name: a-z first, then a-z, 0-9, _ and -")
@@ -101,10 +104,12 @@ def new(name: str, lang: str, directory: Path) -> Path:
     project = directory.resolve() / name
     if project.exists() and (not project.is_dir() or any(project.iterdir())):
         raise ProjectError(f"{project} exists already and is not an empty folder")
-    files = _template_files(lang)
+    if kind not in KINDS:
+        raise ProjectError(f"unknown template {kind!r}: there are {', '.join(KINDS)}")
+    files = _template_files(lang, kind)
     values = {"name": name} | _place_sdk(project, lang)
-    for source in files:
-        _write_template(source, project, _TEMPLATES / lang, values)
+    for target, source in files.items():
+        _write_template(source, project / target, values)
     return project
 
 
@@ -202,15 +207,24 @@ def _first_fit(candidates: tuple[RustToolchain, ...]) -> RustToolchain:
 # --- new -----------------------------------------------------------------------------------------
 
 
-def _template_files(lang: str) -> list[Path]:
-    files = sorted(path for path in (_TEMPLATES / lang).rglob("*") if path.is_file())
-    if not files:
-        raise ProjectError(f"this installation has no template for {lang}")
+def _template_files(lang: str, kind: str) -> dict[Path, Path]:
+    """Return a template's files by their place in a project.
+
+    A kind's own files are in place of the language's, and `shared` has those of all languages.
+    """
+    roots = [_TEMPLATES / lang]
+    if kind != KINDS[0]:
+        roots += [_TEMPLATES / "kinds" / kind / part for part in ("shared", lang)]
+    files: dict[Path, Path] = {}
+    for root in roots:
+        found = {path.relative_to(root): path for path in root.rglob("*") if path.is_file()}
+        if not found:
+            raise ProjectError(f"this installation has no template {kind} for {lang}")
+        files |= found
     return files
 
 
-def _write_template(source: Path, project: Path, root: Path, values: dict[str, str]) -> None:
-    target = project / source.relative_to(root)
+def _write_template(source: Path, target: Path, values: dict[str, str]) -> None:
     if target.name == "gitignore":  # a dot file would not be packaged
         target = target.with_name(".gitignore")
     text = source.read_text(encoding="utf-8")
@@ -283,7 +297,7 @@ def _build_rust(
     say(f"building {name} with {compiler}")
     command = [toolchain.cargo, "build", "--target", WASM_TARGET]
     command += [] if quick else ["--release"]
-    output = _compile(
+    output = compile_with(
         run,
         [*command, "--message-format", "json-render-diagnostics"],
         directory,
@@ -296,7 +310,7 @@ def _build_rust(
             f"{directory / 'Cargo.toml'} gives {len(modules)} modules, and a LIP is one: "
             'its [lib] needs crate-type = ["cdylib"]'
         )
-    return _install(modules[0], directory, name)
+    return install_module(modules[0].read_bytes(), directory, name)
 
 
 def _cargo_package(directory: Path) -> str:
@@ -328,24 +342,38 @@ def _build_assemblyscript(
     directory: Path, say: Callable[[str], object], *, quick: bool, run: RunCompiler
 ) -> Path:
     name = _npm_package(directory)
-    target = directory / "build" / f"{name}.wasm"
-    target.parent.mkdir(exist_ok=True)
-    node, asc = _find_asc(directory)
-    compiler = _describe_asc(node, asc)
+    compiler = _describe_asc(*_find_asc(directory))
     say(f"building {name} with {compiler}")
-    made = target.with_suffix(f".{os.getpid()}.wasm")
+    options = _QUICK_ASSEMBLYSCRIPT if quick else []
+    return install_module(_asc(directory, name, options, run), directory, name)
+
+
+def build_assemblyscript_module(directory: Path, source: Path, run: RunCompiler) -> bytes:
+    """Compile a source together with its project's program, not optimized; return the module.
+
+    Raises ProjectError: as `build`.
+    """
+    return _asc(directory, source.stem, [*_QUICK_ASSEMBLYSCRIPT], run, source)
+
+
+def _asc(
+    directory: Path, name: str, options: list[str], run: RunCompiler, source: Path | None = None
+) -> bytes:
+    """Run asc on a source, by default the project's; return the module with its authors' names."""
+    node, asc = _find_asc(directory)
+    made = directory / "build" / f"{name}.{os.getpid()}.wasm"
+    made.parent.mkdir(exist_ok=True)
     source_map = made.with_name(made.name + ".map")
-    command = [node, str(asc), "--config", "asconfig.json", "--debug", "--sourceMap"]
-    command += _QUICK_ASSEMBLYSCRIPT if quick else []
     try:
-        _compile(run, [*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
-        named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
-        made.write_bytes(_with_own_manifest(named, directory))
-        made.replace(target)
+        # Exports of all entries are the module's: a source is compiled together with the program.
+        entries = [] if source is None else [os.path.relpath(source, directory)]
+        command = [node, str(asc), *entries, "--config", "asconfig.json", "--debug"]
+        command += [*options, "--sourceMap", "--outFile", str(made)]
+        compile_with(run, command, directory, dict(os.environ), _describe_asc(node, asc))
+        return name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
     finally:
-        made.unlink(missing_ok=True)
-        source_map.unlink(missing_ok=True)
-    return target
+        for path in (made, source_map):
+            path.unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=8)
@@ -383,7 +411,7 @@ def _find_asc(directory: Path) -> tuple[str, Path]:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _compile(
+def compile_with(
     run: RunCompiler,
     command: list[str],
     directory: Path,
@@ -400,16 +428,25 @@ def _compile(
     return done.stdout
 
 
-def _with_own_manifest(wasm: bytes, directory: Path) -> bytes:
-    text = manifest_text(directory)
-    return wasm if text is None else _put_manifest_text(wasm, text, directory / "manifest.json")
+def install_module(module: bytes, directory: Path, name: str) -> Path:
+    """Write a project's module, with its manifest, to `build/<name>.wasm`; return that path.
 
-
-def _install(module: Path, directory: Path, name: str) -> Path:
+    Raises ProjectError: the manifest is wrong.
+    """
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
     # A reader gets the old module or the new one, never half of one.
     part = target.with_suffix(f".{os.getpid()}")
-    part.write_bytes(_with_own_manifest(module.read_bytes(), directory))
+    part.write_bytes(_with_own_manifest(module, directory))
     part.replace(target)
     return target
+
+
+def sdk_folder(lang: str) -> Path:
+    """Return where a language's SDK is, in a checkout or an installation."""
+    return (_WHEELS_SDKS if _WHEELS_SDKS.is_dir() else _REPOSITORY / "guest_sdk") / lang
+
+
+def _with_own_manifest(wasm: bytes, directory: Path) -> bytes:
+    text = manifest_text(directory)
+    return wasm if text is None else _put_manifest_text(wasm, text, directory / "manifest.json")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from symphony_runtime.cli import projects
+from symphony_runtime.cli.development.system_languages import build_c, build_zig
 from symphony_runtime.cli.projects import ProjectError, RunCompiler
 
 Say = Callable[[str], object]
@@ -34,6 +35,8 @@ class Language:
 LANGUAGES = (
     Language("rust", ("Cargo.toml",), projects.build),
     Language("assemblyscript", ("asconfig.json", "package.json"), projects.build),
+    Language("c", ("main.c",), build_c),
+    Language("zig", ("main.zig",), build_zig),
 )
 
 
