@@ -1,16 +1,16 @@
 """A project's settings: its file `symphony.toml`.
 
-    [program]
-    name = "greeter"            # the name to deploy under; else the build's
-    description = "..."         # with the schemas: the program's manifest
-    input = "def main("         # the sample input of `symphony dev`, any value
-    messages = ["hello"]        # what the sample user then sends
-    server = "https://..."      # for `symphony deploy`; else as for all commands
-    limits = { wall_ms = 10000 }
-    input_schema = { type = "string" }
+[program]
+name = "greeter"            # the name to deploy under; else the build's
+description = "..."         # with the schemas: the program's manifest
+input = "def main("         # the sample input of `symphony dev`, any value
+messages = ["hello"]        # what the sample user then sends
+server = "https://..."      # for `symphony deploy`; else as for all commands
+limits = { wall_ms = 10000 }
+input_schema = { type = "string" }
 
-    [serve]                     # options of the server that `dev` and `test` start
-    model = "tiny"
+[serve]                     # options of the server that `dev` and `test` start
+model = "tiny"
 """
 
 import json
@@ -33,10 +33,10 @@ class ProgramSettings(StrictModel):
     name: str | None = Field(default=None, min_length=1)
     description: str | None = None
     input: Any = ""
-    messages: list[str] = []
+    messages: list[str] = Field(default_factory=list)
     entry: str | None = None
     server: str | None = None
-    limits: dict[str, int] = {}
+    limits: dict[str, int] = Field(default_factory=dict)
     input_schema: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
 
@@ -50,7 +50,7 @@ class Settings(StrictModel):
     """The whole file; `serve` is checked by the server that gets it."""
 
     program: ProgramSettings = ProgramSettings()
-    serve: dict[str, Any] = {}
+    serve: dict[str, Any] = Field(default_factory=dict)
 
 
 def read_settings(directory: Path) -> Settings:

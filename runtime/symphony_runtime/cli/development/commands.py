@@ -14,9 +14,7 @@ def add_development(commands: Any) -> None:
     )
     _add_directory(dev)
     dev.add_argument("--once", action="store_true", help="one round, and its exit code")
-    dev.add_argument(
-        "--own-server", action="store_true", help="start a server even where one runs"
-    )
+    dev.add_argument("--own-server", action="store_true", help="start a server even where one runs")
     dev.add_argument("-l", "--lines", action="store_true", help="end each message with a newline")
     deploy = add_command(
         commands, "deploy", "build a project and upload it under its name", _deploy, SERVER, LISTING

@@ -28,15 +28,15 @@ def deploy(options: argparse.Namespace) -> None:
     settings = read_settings(directory).program
     path = language.build(directory, _say, quick=False, run=run_compiler)
     options.server = options.server or settings.server
-    asyncio.run(_upload(options, path, settings.name or path.stem))
+    asyncio.run(_upload(options, path.read_bytes(), settings.name or path.stem))
 
 
-async def _upload(options: argparse.Namespace, path: Path, name: str) -> None:
+async def _upload(options: argparse.Namespace, wasm: bytes, name: str) -> None:
     choice = choose(options)
     async with AsyncClient(choice.server(), choice.key) as client:
         choice.show_origin()
         before = await _current(client, name)
-        after: Any = await client.programs.upload(path.read_bytes(), name)
+        after: Any = await client.programs.upload(wasm, name)
     told = changes(before, after)
     if options.json:
         print_json({"name": name, "before": before and before["id"], "program": after,

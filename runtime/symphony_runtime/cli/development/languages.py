@@ -18,9 +18,7 @@ Say = Callable[[str], object]
 class Build(Protocol):
     """Makes a project's program; returns its file. Raises ProjectError in words of its compiler."""
 
-    def __call__(
-        self, directory: Path, say: Say, *, quick: bool, run: RunCompiler
-    ) -> Path: ...
+    def __call__(self, directory: Path, say: Say, *, quick: bool, run: RunCompiler) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def _start(folder: Path, config: Path, log: int) -> "subprocess.Popen[bytes]":
         stderr=log,
         env={**os.environ, "PATH": path},
         start_new_session=True,
-        preexec_fn=end_with_parent,  # noqa: PLW1509 - before any thread of ours
+        preexec_fn=end_with_parent,
     )
 
 

@@ -60,9 +60,7 @@ def zig_command() -> list[str] | None:
     return [sys.executable, "-m", "ziglang"] if find_spec("ziglang") is not None else None
 
 
-def _build(
-    command: list[str], compiler: str, directory: Path, say: Say, run: RunCompiler
-) -> Path:
+def _build(command: list[str], compiler: str, directory: Path, say: Say, run: RunCompiler) -> Path:
     """Run a compiler whose last option takes its output."""
     name = directory.name
     say(f"building {name} with {compiler}")

@@ -41,7 +41,9 @@ def test(options: argparse.Namespace) -> int:
     directory = options.directory.resolve()
     language = language_of(directory).name
     if language not in _RUNNERS:
-        raise CommandError(f"`symphony test` has no way to test {language}: use `symphony dev --once`")
+        raise CommandError(
+            f"`symphony test` has no way to test {language}: use `symphony dev --once`"
+        )
     return _RUNNERS[language](directory, options.only)
 
 
@@ -57,7 +59,9 @@ def _test_rust(directory: Path, only: str) -> int:
 def _test_assemblyscript(directory: Path, only: str) -> int:
     sources = sorted((directory / "tests").glob("*.ts"))
     if not sources:
-        raise CommandError(f"{directory / 'tests'} holds no *.ts with functions {_PREFIX}...(): i32")
+        raise CommandError(
+            f"{directory / 'tests'} holds no *.ts with functions {_PREFIX}...(): i32"
+        )
     return asyncio.run(_serve_and_test(directory, sources, only))
 
 

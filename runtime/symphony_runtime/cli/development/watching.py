@@ -29,16 +29,16 @@ class Watch:
 
         Editors write a file in several steps: it waits until two looks are equal.
         """
-        while (now := self._look()) == self._seen:
-            await asyncio.sleep(self._pause)
+        last = self._seen
         while True:
             await asyncio.sleep(self._pause)
-            if (later := self._look()) == now:
+            now, before = self._look(), last
+            if now == before and now != self._seen:
                 break
-            now = later
-        before, self._seen = self._seen, now
-        changed = {path for path, _ in before.items() ^ now.items()}
-        return sorted(os.path.relpath(path, self._directory) for path in changed)
+            last = now
+        changed = {path for path, _ in self._seen.items() ^ now.items()}
+        self._seen = now
+        return sorted(path.removeprefix(f"{self._directory}{os.sep}") for path in changed)
 
     def _look(self) -> _State:
         began = time.perf_counter()
@@ -53,7 +53,11 @@ def _files(folder: str | Path) -> Iterator[tuple[str, tuple[int, int]]]:
     except OSError:  # it has gone
         return
     for entry in entries:
-        if entry.name in _IGNORED or entry.name.startswith(".") or entry.name.endswith(("~", ".md")):
+        if (
+            entry.name in _IGNORED
+            or entry.name.startswith(".")
+            or entry.name.endswith(("~", ".md"))
+        ):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _files(entry.path)

@@ -2,7 +2,8 @@
 
 use std::error::Error;
 use symphony::json::Object;
-use symphony::{model, process, Errno, Input, KvFile, Save, Session};
+use symphony::kv::Save;
+use symphony::{model, process, Errno, Input, KvFile, Session};
 
 #[symphony::main]
 async fn run(input: Input) -> Result<(), Box<dyn Error>> {
