@@ -44,6 +44,7 @@ class Limit:
         return self.scope is Scope.RUN and self.ceiling is not None
 
 
+UNKEPT_OUTPUT: Final = "unkept_output"  # in `Start.limits`: no limit counts the run's own sends
 HIT: Final = "hit:"  # prefix of a limit's name in the kernel's metrics of a tenant
 
 _DAY_MS: Final = 86_400_000
@@ -96,6 +97,8 @@ _RUN: Final = (
 _PROGRAM: Final = (
     Limit("program_bytes", Scope.PROGRAM, n.PROGRAM_BYTES_MAX, n.PROGRAM_BYTES_MAX,
           "bytes of the module", "gateway", "413"),
+    Limit("program_source_bytes", Scope.PROGRAM, n.PROGRAM_SOURCE_BYTES_MAX, None,
+          "bytes of a program that is uploaded as source", "gateway", "413"),
     Limit("program_functions", Scope.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, n.PROGRAM_FUNCTIONS_CEILING,
           "functions that it defines", "compiler", "400"),
     Limit("compile_cpu_ms", Scope.PROGRAM, 1_000 * n.COMPILE_CPU_SECONDS_MAX,

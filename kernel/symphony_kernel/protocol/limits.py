@@ -215,6 +215,8 @@ RANDOM_BYTES_MAX = 1 << 16  # of one call
 WAIT_TICKETS_MAX = RUN_TICKETS_MAX  # of one wait
 # --- Programs (gateway) --------------------------------------------------------------------------
 PROGRAM_BYTES_MAX = 16 << 20
+PROGRAM_SOURCE_BYTES_MAX = 256 << 10  # of a program that is uploaded as source
+PROGRAM_REASON_BYTES_MAX = 2_048  # of a language module that fails, or refuses a source
 PROGRAM_FUNCTIONS_MAX = 50_000
 # These are expensive for each instance, or for a worker that loads the program.
 PROGRAM_TYPES_MAX = 16_384
@@ -314,6 +316,7 @@ IDEMPOTENCY_KEY_BYTES_MAX = 255  # of an Idempotency-Key
 IDEMPOTENCY_SECONDS = 86_400  # for which a key is known
 IDEMPOTENCY_ELSEWHERE_SECONDS_MAX = 30.0  # that a request waits for another gateway's with it
 TENANT_IDEMPOTENCY_KEYS_MAX = 10_000  # of one tenant in that time: past it 429
+ATTACH_QUERY_BYTES_MAX = 4_096  # of `limits` in the query of an attached program
 PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500  # that a request may ask for
 # --- The OpenAI routes (gateway) -----------------------------------------------------------------

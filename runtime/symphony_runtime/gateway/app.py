@@ -12,7 +12,7 @@ It stops in the opposite order: it refuses new runs, gives live runs their time,
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from symphony_runtime.gateway.anthropic.errors import (
 from symphony_runtime.gateway.api.history import add_history
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document, server_version
 from symphony_runtime.gateway.api.routes import ROUTES, Access
+from symphony_runtime.gateway.attached.runs import ATTACHED, AttachedRuns
 from symphony_runtime.gateway.batches.handlers import BATCHES
 from symphony_runtime.gateway.batches.service import Batches
 from symphony_runtime.gateway.clock import now_ms
@@ -80,6 +81,7 @@ from symphony_runtime.gateway.tenancy.authentication import (
 )
 from symphony_runtime.gateway.tenancy.deletion import TenantDeletion, unload
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
+from symphony_runtime.languages.language import SHIPPED, Language
 
 _log = logging.getLogger(__name__)
 _SHRINK_SECONDS = 1.0  # between attempts to shrink the database
@@ -97,6 +99,7 @@ class Gateway:
     port: int
     default_key: str | None
     openai: OpenAI
+    attached: AttachedRuns
     files: Files
     batches: Batches
 
@@ -106,6 +109,7 @@ async def serve(
     config: GatewayConfig,
     progress: StartupProgress | None = None,
     processes: Processes | None = None,
+    languages: Iterable[Language] = SHIPPED,
 ) -> AsyncIterator[Gateway]:
     """Start the gateway; stop it at the end of the block. Any process may be a worker by default.
 
@@ -122,7 +126,7 @@ async def serve(
         administration = await _open_administration(store, keys, config, stack)
         members = await _register_gateway(store, config)
         compiler = _compiler(config, lambda: runs)
-        programs = Programs(store, config.data_dir, compiler)
+        programs = Programs(store, config.data_dir, compiler, languages)
         limits = _limits(config, administration)
         metrics = RunMetrics()
         channels = Channels(limits=limits, reached=metrics.count_limit)
@@ -170,7 +174,7 @@ async def serve(
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         _start_tasks(stack, files.run(), batches.run(app))
-        yield Gateway(services, port, default_key, app[OPENAI], files, batches)
+        yield Gateway(services, port, default_key, app[OPENAI], app[ATTACHED], files, batches)
 
 
 async def _register_gateway(store: Store, config: GatewayConfig) -> Members:
@@ -287,6 +291,7 @@ def build_app(
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[MCP] = McpServer(server_version())
+    app[ATTACHED] = AttachedRuns(services.runs, services.programs)
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])
     add_history(app, services)

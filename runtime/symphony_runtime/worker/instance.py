@@ -74,7 +74,7 @@ class Instance:
         "granted", "handles", "id", "idle_reported", "inbox", "input", "input_closed",
         "joiners", "last_error", "memory_bytes", "memory_peak", "next_pid",
         "output", "parent", "pending", "pending_spawns", "pid", "queued", "receivers",
-        "run", "send_blocked", "send_result", "services", "started", "syscalls",
+        "run", "send_blocked", "send_result", "services", "source", "started", "syscalls",
         "take_claimed", "tickets", "timers", "unanswered", "wait_timer", "waited",
         "wall_timer",
     )  # fmt: skip
@@ -92,6 +92,7 @@ class Instance:
         self.parent, self.pid = parent, pid
         self.depth: int = parent.depth + 1 if parent else 0
         self.fiber: Fiber  # set by the worker before anything else
+        self.source = b""  # of a program in a language
         self.started = services.now()
         self.ended = self.queued = False
         self.end_code = 0
@@ -312,7 +313,7 @@ class Instance:
     # -- Messages ------------------------------------------------------------------------------
     def send(self, data: bytes, result: int = 0) -> int | None:
         """Send to the user, or from a child to its parent. None: suspended until read."""
-        self.run.count_output(len(data))
+        self.run.count_output(len(data), by_child=self.parent is not None)
         if self.parent is not None:
             self.output.append(data)
             return result

@@ -61,6 +61,7 @@ class Route:
     problems: tuple[int, ...] = ()  # besides those of every route
     parameters: tuple[Parameter, ...] = ()
     body: tuple[str, str] | None = None  # content type and schema component
+    other_bodies: tuple[tuple[str, str], ...] = ()  # that it takes, too
     access: Access = Access.TENANT
     errors: str = "Problem"  # schema component of its errors
 
@@ -82,7 +83,7 @@ class Route:
 
 _FREE = ("cancelRun", "cancelResponse", "cancelBatch")
 _READS_TOO = ("mcp",)  # a POST also to list tools
-_TWO_WAYS = ("websocket",)  # a GET that then takes messages
+_TWO_WAYS = ("websocket", "attach")  # a GET that then takes messages
 LIMIT = Parameter(
     "limit",
     "how many items a page is to have",
