@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_kernel.protocol.role_processes import Started
-from symphony_runtime.config.serve import OptionsError, ServeOptions, read_options
-from symphony_runtime.config.server_place import (
+from symphony.client.places import (
     ServerPlace,
-    announce,
     live_servers,
     place_of,
     read_place,
     user_servers,
-    withdraw,
-    write_place,
 )
+from symphony_kernel.protocol.role_processes import Started
+from symphony_runtime.config.announcement import announce, withdraw, write_place
+from symphony_runtime.config.serve import OptionsError, ServeOptions, read_options
 from symphony_runtime.gateway.storage.changes import gateway_name
 from symphony_runtime.supervisor.console import Console
 from symphony_runtime.supervisor.role import (
