@@ -23,7 +23,7 @@ from benchmarks.neighbour import guests
 from benchmarks.neighbour.attacks import Crowd, Requests, Runs, Target, Uploads, crowds
 
 READY_SECONDS_MAX = 300.0  # prompts of thousands of entries come first
-_NICENESS, _GROUP_ATTEMPTS = 10, 5  # only the server's work for the attack is to disturb
+_NICENESS, _GROUP_ATTEMPTS = 19, 5  # only the server's work for the attack is to disturb
 _MEGABYTE = 1_000_000
 _RETRY_SECONDS = 0.05  # of a client that was refused
 _COUNTS_SECONDS_MAX = 60.0
