@@ -14,12 +14,17 @@ class AsyncPrograms:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def upload(self, wasm: bytes, name: str | None = None) -> Program:
-        """Upload a program, and point a name at it; return its view."""
+    async def upload(
+        self, program: bytes, name: str | None = None, content_type: str = "application/wasm"
+    ) -> Program:
+        """Upload a program, and point a name at it; return its view.
+
+        `content_type`: of its source, such as "text/javascript"; else it is a module.
+        """
         query = {"name": name} if name is not None else {}
-        headers = {"Content-Type": "application/wasm"}
+        headers = {"Content-Type": content_type}
         call = sending(
-            "POST", "/v1/programs", wasm, query, headers=headers, once=self._transport.new_once()
+            "POST", "/v1/programs", program, query, headers=headers, once=self._transport.new_once()
         )
         return await self._transport.object(Program, call)
 

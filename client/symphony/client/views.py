@@ -29,6 +29,7 @@ class Readiness(TypedDict):
 class Program(TypedDict):
     id: str
     name: str | None
+    language: str  # of its source; wasm: it is a module
     size: int
     created_ms: int
     imports: list[str]
@@ -42,6 +43,7 @@ class Program(TypedDict):
 class ProgramVersion(TypedDict):
     id: str
     name: str | None
+    language: str  # of its source; wasm: it is a module
     size: int
     created_ms: int
     imports: list[str]

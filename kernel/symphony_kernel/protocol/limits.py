@@ -215,6 +215,8 @@ RANDOM_BYTES_MAX = 1 << 16  # of one call
 WAIT_TICKETS_MAX = RUN_TICKETS_MAX  # of one wait
 # --- Programs (gateway) --------------------------------------------------------------------------
 PROGRAM_BYTES_MAX = 16 << 20
+PROGRAM_SOURCE_BYTES_MAX = 256 << 10  # of a program that is uploaded as source
+PROGRAM_REASON_BYTES_MAX = 2_048  # of a language module that fails, or refuses a source
 PROGRAM_FUNCTIONS_MAX = 50_000
 # These are expensive for each instance, or for a worker that loads the program.
 PROGRAM_TYPES_MAX = 16_384

@@ -32,6 +32,7 @@ from symphony_runtime.cli.output import (
     time_of,
 )
 from symphony_runtime.cli.servers import choose, list_servers
+from symphony_runtime.languages.language import SHIPPED, WASM_TYPE, of_suffix
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -125,12 +126,14 @@ def _doctor(options: argparse.Namespace) -> int:
 
 # --- Programs ------------------------------------------------------------------------------------
 async def _upload(client: AsyncClient, options: argparse.Namespace) -> None:
-    wasm = _read(options.file)
+    body, content_type = _read_program(options.file)
     if options.manifest is not None:
         from symphony_runtime.cli.projects import put_manifest
 
-        wasm = put_manifest(wasm, options.manifest)
-    program = await client.programs.upload(wasm, options.name or options.file.stem)
+        if content_type != WASM_TYPE:
+            raise CommandError("the manifest of a source is in its first comment, not in a file")
+        body = put_manifest(body, options.manifest)
+    program = await client.programs.upload(body, options.name or options.file.stem, content_type)
     show(options, program, f"{program['name']}  {program['id']}")
 
 
@@ -148,6 +151,7 @@ async def _programs(client: AsyncClient, options: argparse.Namespace) -> None:
     print_listing(options, await first(client.programs.list(), options.limit), {
         "NAME": lambda program: program["name"] or "-",
         "ID": lambda program: program["id"][:19],
+        "LANGUAGE": "language",
         "BYTES": "size",
         "ENTRIES": lambda program: ",".join(program["entries"]),
         "UPLOADED": time_of("created_ms"),
@@ -170,6 +174,7 @@ async def _list_versions(client: AsyncClient, options: argparse.Namespace) -> No
     print_listing(options, versions[: options.limit], {
         "VERSION": lambda version: _digits(version["id"]),
         "NOW": lambda version: "*" if version["current"] else "",
+        "LANGUAGE": "language",
         "BYTES": "size",
         "UPLOADED": time_of("added_ms"),
         "USED": time_of("used_ms"),
@@ -200,7 +205,8 @@ async def _run(client: AsyncClient, options: argparse.Namespace) -> int | None:
     program = options.program
     if (path := _program_file(program)) is not None:
         with progress(f"checking and compiling {path.name}"):
-            program = (await client.programs.upload(_read(path), path.stem))["id"]
+            body, content_type = _read_program(path)
+            program = (await client.programs.upload(body, path.stem, content_type))["id"]
     wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
     given = {name: getattr(options, name) for name in ("entry", "priority", "trace")}
     wanted |= {name: value for name, value in given.items() if value is not None}
@@ -391,6 +397,12 @@ def _read(path: Path) -> bytes:
         raise CommandError(f"{path}: {error.strerror}") from error
 
 
+def _read_program(path: Path) -> tuple[bytes, str]:
+    """Return a program's bytes and content type: a module's, or its language's."""
+    language = of_suffix(SHIPPED, path.suffix)
+    return _read(path), WASM_TYPE if language is None else language.content_types[0]
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
@@ -447,7 +459,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
         add_serve(serve)
     _add_run(add("run", "run a program and show its messages", _run, *usual))
     upload = add("upload", "upload a program", _upload, *usual)
-    upload.add_argument("file", type=Path, metavar="FILE.wasm")
+    upload.add_argument("file", type=Path, help="a .wasm module, or source: .js", metavar="FILE")
     upload.add_argument("--name", help="its name (else the file's)")
     upload.add_argument(
         "--manifest", type=Path, metavar="FILE.json", help="its description and schemas"

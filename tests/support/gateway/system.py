@@ -35,6 +35,7 @@ from symphony_runtime.config.egress import parse_http, parse_tools
 from symphony_runtime.gateway.app import Gateway, serve
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.languages.language import SHIPPED, Language
 from symphony_runtime.worker.worker import Worker
 
 from tests.support.gateway.routes import undocumented
@@ -74,11 +75,13 @@ class SystemRig:
         step_ms: float = 0.0,
         processes: Processes | None = None,
         assets: ModelAssets | None = None,
+        languages: tuple[Language, ...] = SHIPPED,
         **config: Any,
     ) -> None:
         """`processes`: the only ones that may be a worker; here its links come from this one."""
         self._with_worker = worker
         self._processes = processes
+        self._languages = languages
         self._assets = assets or ModelAssets(simulated_model(), b"", None, {})
         self._cost = CostModel(fixed_us=1000 * step_ms)
         self._sockets = make_socket_folder()
@@ -107,7 +110,7 @@ class SystemRig:
             lambda _loop, told: self._unheard.append(f"{told['message']}: {told.get('exception')}")
         )
         await self.start_kernel()
-        serving = serve(self.config, processes=self._processes)
+        serving = serve(self.config, processes=self._processes, languages=self._languages)
         self.gateway = await self._stack.enter_async_context(serving)
         if self._with_worker:
             self.worker = Worker("worker-0", WORKER_SECRET)
