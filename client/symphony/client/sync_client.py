@@ -44,9 +44,14 @@ class Programs:
     def __init__(self, portal: Portal) -> None:
         self._portal = portal
 
-    def upload(self, wasm: bytes, name: str | None = None) -> Program:
-        """Upload a program, and point a name at it; return its view."""
-        return self._portal.call(lambda client: client.programs.upload(wasm, name))
+    def upload(
+        self, program: bytes, name: str | None = None, content_type: str = "application/wasm"
+    ) -> Program:
+        """Upload a program, and point a name at it; return its view.
+
+        `content_type`: of its source, such as "text/javascript"; else it is a module.
+        """
+        return self._portal.call(lambda client: client.programs.upload(program, name, content_type))
 
     def get(self, program: str) -> Program:
         return self._portal.call(lambda client: client.programs.get(program))
