@@ -23,6 +23,7 @@ from symphony.client.errors import ClientError
 
 T = TypeVar("T")
 _CLOSE_SECONDS_MAX = 10.0
+_CANCEL_SECONDS_MAX = 1.0
 _END = object()
 _FILE_BUFFER_BYTES = 256 << 10
 _of_parents: list[object] = []  # loops and connections of a process that has forked this one
@@ -118,11 +119,13 @@ class _Running:
         """Wait until an awaitable is done in the thread; return its result."""
         if not self.is_here():
             raise ClientError("it belongs to another process, or to a client that is closed")
-        future = asyncio.run_coroutine_threadsafe(_awaited(act), self._loop)
+        over = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(_awaited(act, over), self._loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # it was interrupted
+            if future.cancel():  # it was interrupted, as by Ctrl-C
+                over.wait(_CANCEL_SECONDS_MAX)
             raise
 
     def close(self) -> None:
@@ -161,8 +164,11 @@ class _Pieces(io.RawIOBase):
         super().close()
 
 
-async def _awaited(act: Awaitable[T]) -> T:
-    return await act
+async def _awaited(act: Awaitable[T], over: threading.Event) -> T:
+    try:
+        return await act
+    finally:
+        over.set()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

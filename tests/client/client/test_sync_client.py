@@ -3,6 +3,8 @@
 import gc
 import inspect
 import io
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -146,6 +148,16 @@ def test_client_that_is_closed_or_dropped_leaves_no_thread(client: Client) -> No
     del other, each
     gc.collect()
     assert "symphony-client" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_interrupted_stream_ends_and_the_client_serves_on(client: Client) -> None:
+    with client:
+        client.programs.upload(guests.HANG_WASM, "hang")
+        run = client.start("hang")
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(client.runs.events(run))
+        assert client.runs.cancel(run)["status"] == "killed"
 
 
 FORKS = """
