@@ -432,6 +432,7 @@ def test_server_processes_hold_no_secret_of_the_operator(tmp_path: Path) -> None
                 looked += 1
         assert looked >= 2, "kernel and gateway at least"
         own = f"state/symphony/servers/{server.process.pid}.json"
+        asyncio.run(wait_until((tmp_path / own).exists))  # it comes behind server.json
         for name in ("server.json", "gateway.id", own):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
