@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from symphony.client.places import place_of, read_place
+
 from symphony_runtime.cli.output import CommandError
 from symphony_runtime.cli.servers import choose
-from symphony_runtime.config.server_place import place_of, read_place
 
 START_SECONDS_MAX = 120  # a large model takes long
 _STOP_SECONDS_MAX = 10
