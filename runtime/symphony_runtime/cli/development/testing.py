@@ -33,6 +33,14 @@ _ERROR = 3  # the level of a log line
 _AT_ONCE = 4  # runs
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A test that was run; `words` say why it has failed."""
+
+    name: str
+    words: str
+
+
 def test(options: argparse.Namespace) -> int:
     """Run the tests; return 0 if all have passed, 1 if one failed or there is none.
 
@@ -67,22 +75,16 @@ def _test_assemblyscript(directory: Path, only: str) -> int:
 
 async def _serve_and_test(directory: Path, sources: list[Path], only: str) -> int:
     serve, began = read_settings(directory).serve, time.perf_counter()
-    building = asyncio.create_task(asyncio.to_thread(_build_all, directory, sources))
+    building = asyncio.create_task(asyncio.to_thread(build_tests, directory, sources))
     try:
         async with (
             own_server(directory, serve, _say) as place,
             AsyncClient(place.url, place.key) as client,
         ):
-            modules = await building
-            results = [
-                result
-                for source, wasm in modules
-                for result in await _test_module(client, source, wasm, only, directory)
-            ]
+            results = await run_tests(client, await building, only, directory)
     finally:
         building.cancel()
-        with contextlib.suppress(asyncio.CancelledError, CommandError):
-            await building
+        await asyncio.wait({building})
     failed = [result for result in results if result.words]
     for result in failed:
         print(f"\n{result.name}: {result.words}")
@@ -93,8 +95,19 @@ async def _serve_and_test(directory: Path, sources: list[Path], only: str) -> in
     return _FAILED if failed or not results else 0
 
 
-def _build_all(directory: Path, sources: list[Path]) -> list[tuple[str, bytes]]:
-    """Return the module of each source."""
+async def run_tests(
+    client: AsyncClient, modules: list[tuple[str, bytes]], only: str, directory: Path
+) -> list[Result]:
+    """Run the tests of modules of `build_tests` on a server; each that has run is printed."""
+    return [
+        result
+        for source, wasm in modules
+        for result in await _test_module(client, source, wasm, only, directory)
+    ]
+
+
+def build_tests(directory: Path, sources: list[Path]) -> list[tuple[str, bytes]]:
+    """Return each source, and the module that it makes with the program; as `projects.build`."""
     with Compilers() as compilers:
         return [
             (
@@ -105,29 +118,21 @@ def _build_all(directory: Path, sources: list[Path]) -> list[tuple[str, bytes]]:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A test that was run; `words` say why it has failed."""
-
-    name: str
-    words: str
-
-
 async def _test_module(
     client: AsyncClient, source: str, wasm: bytes, only: str, directory: Path
-) -> list[_Result]:
+) -> list[Result]:
     program = await client.programs.upload(wasm)
     entries = [each for each in program["entries"] if each.startswith(_PREFIX) and only in each]
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(entry: str) -> _Result:
+    async def one(entry: str) -> Result:
         name = f"{source}::{entry}"
         async with gate:
             began = time.perf_counter()
             words = await _failure(client, program["id"], entry, directory)
         sign, milliseconds = "FAIL" if words else "ok", 1000 * (time.perf_counter() - began)
         print(f"{sign:5}{name} ({milliseconds:.0f} ms)", flush=True)
-        return _Result(name, words)
+        return Result(name, words)
 
     return list(await asyncio.gather(*map(one, entries)))
 
