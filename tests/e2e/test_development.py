@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -201,7 +202,7 @@ def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template = REPOSITORY / "runtime/symphony_runtime/cli/templates/kinds/agent/shared/tools.py"
     shutil.copy(template, folder / "tools.py")
     config = folder / "symphony.toml"
-    config.write_text('[tools.project]\ncommand = ["python", "tools.py"]\n')
+    config.write_text('[tools.project]\ncommand = ["python", "tools.py"]\ntenants = ["default"]\n')
     path = f"{Path(SYMPHONY[0]).parent}{os.pathsep}{os.environ['PATH']}"
     options = ("--config", str(config))
     with running_server(folder, *options, executor="torch", environment={"PATH": path}) as running:
@@ -228,7 +229,8 @@ def test_template_builds_runs_and_passes_its_tests(
     kind: str, lang: str, tooled: RunningServer, workshop: Path, compilers: Compilers
 ) -> None:
     project = new(f"{kind}-{lang}", lang, workshop, kind)
-    assert "{{" not in "".join(p.read_text() for p in project.rglob("*") if p.is_file())
+    written = "".join(path.read_text() for path in project.rglob("*") if path.is_file())
+    assert not re.search(r"\{\{(name|sdk|packages)\}\}", written)
     build = language_of(project).build
     wasm = build(project, lambda _: None, quick=True, run=compilers.run).read_bytes()
     settings = read_settings(project).program
@@ -245,7 +247,8 @@ def test_template_builds_runs_and_passes_its_tests(
             assert (result["status"], result["exit_code"]) == ("exited", 0), result
             assert result["messages"]
             if lang == "assemblyscript":
-                modules = build_tests(project, sorted((project / "tests").glob("*.ts")))
+                sources = sorted((project / "tests").glob("*.ts"))
+                modules = build_tests(project, sources, compilers.run)
                 results = await run_tests(client, modules, "", project)
                 assert results
                 assert not [result for result in results if result.words]

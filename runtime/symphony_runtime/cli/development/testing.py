@@ -25,7 +25,11 @@ from symphony_runtime.cli.development.local_server import own_server
 from symphony_runtime.cli.development.trap_site import show_site
 from symphony_runtime.cli.output import CommandError, printable
 from symphony_runtime.cli.project_settings import read_settings
-from symphony_runtime.cli.projects import build_assemblyscript_module, find_rust_toolchain
+from symphony_runtime.cli.projects import (
+    RunCompiler,
+    build_assemblyscript_module,
+    find_rust_toolchain,
+)
 
 _PREFIX = "test_"
 _FAILED = 1
@@ -70,12 +74,17 @@ def _test_assemblyscript(directory: Path, only: str) -> int:
         raise CommandError(
             f"{directory / 'tests'} holds no *.ts with functions {_PREFIX}...(): i32"
         )
-    return asyncio.run(_serve_and_test(directory, sources, only))
+    with Compilers() as compilers:
+        return asyncio.run(_serve_and_test(directory, sources, only, compilers))
 
 
-async def _serve_and_test(directory: Path, sources: list[Path], only: str) -> int:
+async def _serve_and_test(
+    directory: Path, sources: list[Path], only: str, compilers: Compilers
+) -> int:
     serve, began = read_settings(directory).serve, time.perf_counter()
-    building = asyncio.create_task(asyncio.to_thread(build_tests, directory, sources))
+    building = asyncio.create_task(
+        asyncio.to_thread(build_tests, directory, sources, compilers.run)
+    )
     try:
         async with (
             own_server(directory, serve, _say) as place,
@@ -106,16 +115,15 @@ async def run_tests(
     ]
 
 
-def build_tests(directory: Path, sources: list[Path]) -> list[tuple[str, bytes]]:
+def build_tests(directory: Path, sources: list[Path], run: RunCompiler) -> list[tuple[str, bytes]]:
     """Return each source, and the module that it makes with the program; as `projects.build`."""
-    with Compilers() as compilers:
-        return [
-            (
-                os.path.relpath(source, directory),
-                build_assemblyscript_module(directory, source, compilers.run),
-            )
-            for source in sources
-        ]
+    return [
+        (
+            os.path.relpath(source, directory),
+            build_assemblyscript_module(directory, source, run),
+        )
+        for source in sources
+    ]
 
 
 async def _test_module(
