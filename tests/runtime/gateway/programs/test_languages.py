@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 from symphony import AsyncClient
+from symphony.client.views import Program
 from symphony_kernel.protocol.limits import PROGRAM_SOURCE_BYTES_MAX
 
-from tests.support.gateway.system import SystemRig, refused, with_system
+from tests.support.gateway.system import Scenario, SystemRig, refused, with_system
 from tests.support.gateway.toy_language import TOY
 from tests.support.run_by import run_by
 
@@ -14,11 +15,11 @@ TYPE = TOY.content_types[0]
 HTTP = b'# symphony: {"permissions": ["http"]}\n'
 
 
-def with_toy(tmp_path: Path, scenario: "object") -> None:
-    with_system(tmp_path, scenario, languages=(TOY,))  # type: ignore[arg-type]
+def with_toy(tmp_path: Path, scenario: Scenario) -> None:
+    with_system(tmp_path, scenario, languages=(TOY,))
 
 
-async def upload(client: AsyncClient, source: bytes, name: str | None = None) -> dict[str, object]:
+async def upload(client: AsyncClient, source: bytes, name: str | None = None) -> Program:
     return await client.programs.upload(source, name, TYPE)
 
 
@@ -34,7 +35,7 @@ async def test_source_is_uploaded_listed_and_run(system: SystemRig, client: Asyn
     assert (made["language"], made["size"], made["entries"]) == ("toy", 3, ["lip_main"])
     assert made == await client.programs.get("toy")
     assert [each["language"] async for each in client.programs.list()] == ["toy"]
-    assert "lip.http" not in made["imports"]  # type: ignore[operator]
+    assert "lip.http" not in made["imports"]
     for _ in range(2):
         run = await client.run("toy")
         assert (run["status"], run["output"]) == ("exited", "pé")
@@ -81,7 +82,7 @@ async def test_calls_outside_need_a_permission(system: SystemRig, client: AsyncC
     assert (await client.run("without"))["exit_code"] == 13  # EACCES
     assert "the program does not declare http" in await log_of(client, "without")
     made = await upload(client, HTTP + b"h", "with")
-    assert "lip.http" in made["imports"]  # type: ignore[operator]
+    assert "lip.http" in made["imports"]
     assert "the program does not declare http" not in await log_of(client, "with")
     error = await refused(upload(client, b'# symphony: {"permissions": ["disk"]}\np'))
     assert error.problem["problems"] == ["the manifest: `permissions` must be a list of http, tool"]
