@@ -43,6 +43,11 @@ PATCHES = (
     ("    va_start(ap, fmt);\n    JS_ThrowError2(ctx, JS_SYNTAX_ERROR, fmt, ap, FALSE);",
      "    parse_error_at = s->token.ptr;\n"
      "    va_start(ap, fmt);\n    JS_ThrowError2(ctx, JS_SYNTAX_ERROR, fmt, ap, FALSE);"),
+    # A function on one line has no table of lines: then it is that line.
+    ("    if (!b->has_debug || !b->debug.pc2line_buf) {\n        /* function was stripped */\n"
+     "        return -1;",
+     "    if (!b->has_debug || !b->debug.pc2line_buf) {\n"
+     "        return b->has_debug ? b->debug.line_num : -1;"),
     # The collector runs by the bytes in use, which wasi-libc knows.
     ("#elif defined(EMSCRIPTEN)\n    return 0;", "#elif 0"),
     ("#elif defined(EMSCRIPTEN)\n    NULL,", "#elif 0"),

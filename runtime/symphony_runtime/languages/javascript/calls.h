@@ -38,7 +38,7 @@ static const struct { int number; const char *name; } errnos[] = {
     {125, "ECANCELED"},
 };
 
-/* A SystemError-like Error: name EDQUOT, errno 122, call "kv_fork"; `words` are of last_error. */
+/* An Error: name EDQUOT, errno 122, call "kv_fork"; `words` are of last_error. */
 static JSValue make_error(JSContext *ctx, const char *call, int number, int words)
 {
     const char *name = "EIO";
@@ -53,7 +53,7 @@ static JSValue make_error(JSContext *ctx, const char *call, int number, int word
     if (JS_IsException(error))
         return error;
     char message[700];
-    snprintf(message, sizeof message, length ? "%s: %s (%.*s)" : "%s: %s", call, name, length, said);
+    snprintf(message, sizeof message, length ? "%s failed: %.*s" : "%s failed", call, length, said);
     JS_DefinePropertyValueStr(ctx, error, "message", JS_NewString(ctx, message), JS_PROP_C_W_E);
     JS_DefinePropertyValueStr(ctx, error, "name", JS_NewString(ctx, name), JS_PROP_C_W_E);
     JS_DefinePropertyValueStr(ctx, error, "errno", JS_NewInt32(ctx, number), JS_PROP_C_W_E);

@@ -12,14 +12,17 @@
 static const uint8_t *parse_error_at; /* set by the parser: where its last error is */
 size_t malloc_usable_size(void *);
 
+#include <fenv.h>
+#include "rounding.h"
 #include "quickjs.c"
+#undef snprintf
 
 #include "imports.h"
 #include "msgpack.h"
 #include "calls.h"
 
 #define FILE_NAME "program.js"
-#define STACK_BYTES (160 << 10) /* of scripts, below the stack of the module and of the server */
+#define STACK_BYTES (48 << 10) /* of scripts, below the stack of the module and of the server */
 #define EXPORT(name) __attribute__((export_name(#name)))
 
 static JSRuntime *runtime;
@@ -289,6 +292,21 @@ static void append(char *text, size_t room, JSContext *ctx, JSValueConst value)
     JS_FreeCString(ctx, said);
 }
 
+/* Append the lines of a stack that are the program's own. */
+static void append_stack(char *text, size_t room, JSContext *ctx, JSValueConst stack)
+{
+    const char *said = JS_IsString(stack) ? JS_ToCString(ctx, stack) : NULL;
+    for (const char *at = said; at && *at;) {
+        int length = strcspn(at, "\n");
+        char line[300];
+        snprintf(line, sizeof line, "%.*s", length, at);
+        if (!strstr(line, "(symphony") && !strstr(line, "(native)"))
+            snprintf(text + strlen(text), room - strlen(text), "\n%s", line);
+        at += length + (at[length] == '\n');
+    }
+    JS_FreeCString(ctx, said);
+}
+
 /* End the program with an error, its message and its stack. */
 static void fail(JSContext *ctx, JSValue error)
 {
@@ -297,10 +315,7 @@ static void fail(JSContext *ctx, JSValue error)
     append(words, sizeof words, ctx, error);
     if (JS_IsError(ctx, error)) {
         JSValue stack = JS_GetPropertyStr(ctx, error, "stack");
-        if (JS_IsString(stack)) {
-            snprintf(words + strlen(words), sizeof words - strlen(words), "\n");
-            append(words, sizeof words, ctx, stack);
-        }
+        append_stack(words, sizeof words, ctx, stack);
         JS_FreeValue(ctx, stack);
     }
     if (!words[0])
@@ -433,8 +448,10 @@ EXPORT(check) int32_t check(void)
 {
     JSValue module = compile(context);
     if (!JS_IsException(module)) {
-        JS_FreeValue(context, module);
-        return 0;
+        JSModuleDef *made = JS_VALUE_GET_PTR(module);
+        if (!js_resolve_module(context, made) && !js_create_module_function(context, made)
+            && !js_link_module(context, made)) /* the imports exist */
+            return 0;
     }
     JSValue error = JS_GetException(context), message;
     int line = 1, column = 1;
