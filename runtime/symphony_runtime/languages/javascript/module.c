@@ -312,7 +312,10 @@ static void fail(JSContext *ctx, JSValue error)
 {
     static char words[1800];
     words[0] = 0;
-    append(words, sizeof words, ctx, error);
+    if (JS_IsNull(error)) /* also of a promise: no memory was left for an error */
+        strcpy(words, "null was thrown, or the memory is full");
+    else
+        append(words, sizeof words, ctx, error);
     if (JS_IsError(ctx, error)) {
         JSValue stack = JS_GetPropertyStr(ctx, error, "stack");
         append_stack(words, sizeof words, ctx, stack);
@@ -326,10 +329,7 @@ static void fail(JSContext *ctx, JSValue error)
 
 static void fail_by_exception(JSContext *ctx)
 {
-    JSValue error = JS_GetException(ctx);
-    if (JS_IsNull(error))
-        fail_with("out of memory");
-    fail(ctx, error);
+    fail(ctx, JS_GetException(ctx));
 }
 
 static JSValue unhandled; /* the promise of the first rejection that nothing handles */
