@@ -32,6 +32,7 @@ class LanguageModules:
         self._programs = programs
         self._languages = {each.name: each for each in languages}
         self._made: dict[str, Program] = {}
+        self._artefacts: dict[str, bytes] = {}  # some megabytes each, which every worker gets
         self._lock = asyncio.Lock()
 
     @property
@@ -60,6 +61,13 @@ class LanguageModules:
                 if name not in self._made:
                     self._made[name] = await self._make(self.language(name))
         return self._made[name]
+
+    async def artefact(self, name: str) -> bytes:
+        """Return the machine code of a language's module."""
+        program = await self.program(name)
+        if name not in self._artefacts:
+            self._artefacts[name] = await self._programs.artefact(program)
+        return self._artefacts[name]
 
     async def _make(self, language: Language) -> "Program":
         data = await asyncio.to_thread(language.module)
