@@ -78,6 +78,8 @@ def table() -> str:
             sum(count(path.read_text(encoding="utf-8"), path.suffix) for path in files)
             for files in languages
         ]
+        if not any(own):  # in another language, such as C
+            continue
         name = folder.name
         theirs = [others.get(name, ("", 0))[1] for others in (PIE, LMQL)]
         cells = " | ".join(str(lines or "") for lines in own + theirs)
