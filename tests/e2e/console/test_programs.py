@@ -51,7 +51,7 @@ async def test_dropped_files_are_uploaded_or_refused_with_all_reasons(
     server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     async with console(server, server.key, tmp_path) as shown:
-        await shown.show("programs", "Programs", "Drop a .wasm file here")
+        await shown.show("programs", "Programs", "Drop a .wasm or .js file here")
         await drop(shown, "dropped.wasm", guests.PARROT_WASM)
         await shown.sees("is there, and dropped points at it", "wait for messages of its client")
         dropped = await client.programs.get("dropped")
