@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from symphony import AsyncClient
-from symphony_runtime.config.server_place import read_place
+from symphony.client.places import read_place
 
 from tests.e2e import programs as guests
 from tests.support.server.server import running_server

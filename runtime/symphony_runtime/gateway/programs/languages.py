@@ -6,15 +6,23 @@ A source program keeps its source. After an upgrade, the new server's module run
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.languages.language import Language
 
-if TYPE_CHECKING:
-    from symphony_runtime.gateway.programs.store import Program, Programs
-
+Program = Any  # the store's, which imports this module
 OWNER = "~server"  # of the programs that ship with the server: not a valid tenant name
+
+
+class Programs(Protocol):
+    """What is asked of the store."""
+
+    async def upload(self, tenant: str, name: str | None, wasm: bytes, /) -> tuple[Any, bool]:
+        """Store a program; True if its bytes are new."""
+
+    async def artefact(self, program: Any, /) -> bytes:
+        """Return the machine code of a program."""
 
 
 class LanguageModules:
