@@ -91,6 +91,7 @@ def test_script_awaits_branches_side_by_side(server: RunningServer) -> None:
     }"""
     run = play(server, source, {"a": 1})
     assert json.loads(run["output"]) == {"a": 1, "ways": [[6, 2]] * 3}
+    assert run["usage"] is not None
     assert run["usage"]["peak_memory_bytes"] < INSTANCE_BYTES_MAX
 
 
