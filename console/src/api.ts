@@ -131,6 +131,7 @@ export interface Run {
 export interface Program {
   id: string;
   name: string | null;
+  language: string;
   size: number;
   imports: string[];
   exports: string[];

@@ -29,7 +29,8 @@ def test_commands_list_versions_and_roll_back(server: RunningServer, tmp_path: P
     new, old = (str(each["id"]) for each in listed(server, "greeter"))
     assert server.symphony("run", f"greeter@{old[7:19]}", "--input", "hi").stdout == "hi"
     table = server.symphony("programs", "versions", "greeter").stdout.splitlines()
-    assert table[0].split() == ["VERSION", "NOW", "BYTES", "UPLOADED", "USED", "RUNS", "ERRORS"]
+    columns = ["VERSION", "NOW", "LANGUAGE", "BYTES", "UPLOADED", "USED", "RUNS", "ERRORS"]
+    assert table[0].split() == columns
     assert table[1].split()[:2] == [new[7:19], "*"]
     assert table[2].split()[-2:] == ["1", "1"], "it ended with exit code 7"
     rolled = server.symphony("rollback", "greeter")

@@ -1,10 +1,14 @@
-// Uploading a module: by drop or by choice, under a name.
+// Uploading a module or a source: by drop or by choice, under a name.
 import { useState } from "preact/hooks";
 
 import { ask } from "../api";
 import { Words } from "../parts";
 
 const NAMES = "[A-Za-z0-9][A-Za-z0-9._\\-]*";
+
+/** The type of a module, or of its language's source. */
+const contentType = (file: File) =>
+  /\.m?js$/.test(file.name) ? "text/javascript" : "application/wasm";
 
 /** Upload files one after another; each makes a version of its name. */
 export function Upload({ name, done }: { name?: string; done: () => void }) {
@@ -15,12 +19,12 @@ export function Upload({ name, done }: { name?: string; done: () => void }) {
   const upload = async (files: FileList | null | undefined) => {
     setError(undefined);
     for (const file of files ?? []) {
-      const under = wanted || file.name.replace(/\.wasm$/, "");
+      const under = wanted || file.name.replace(/\.(wasm|m?js)$/, "");
       setTold(`${file.name} is checked and compiled …`);
       try {
         const answer = await ask(`v1/programs?name=${encodeURIComponent(under)}`, {
           method: "POST",
-          headers: { "Content-Type": "application/wasm" },
+          headers: { "Content-Type": contentType(file) },
           body: file,
         });
         const { id } = (await answer.json()) as { id: string };
@@ -48,8 +52,8 @@ export function Upload({ name, done }: { name?: string; done: () => void }) {
       }}>
       <div class="filters">
         <label>
-          Drop a .wasm file here, or choose one
-          <input type="file" accept=".wasm" multiple={!name}
+          Drop a .wasm or .js file here, or choose one
+          <input type="file" accept=".wasm,.js,.mjs" multiple={!name}
             onChange={(event) => {
               void upload(event.currentTarget.files);
               event.currentTarget.value = ""; // the same file may come again

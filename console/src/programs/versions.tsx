@@ -34,6 +34,7 @@ function Row({ version, name, before, reload }: {
     <tr>
       <td><code title={version.id}>{digits(version)}</code></td>
       <td>{version.current ? <span class="status active">current</span> : ""}</td>
+      <td>{version.language}</td>
       <td>{time(version.added_ms)}</td>
       <td>{bytes(version.size)}</td>
       <td>{count(version.runs)}</td>
@@ -115,7 +116,7 @@ export function Versions({ name }: { name: string }) {
           }} />
       </div>
       <Table empty="No version is there."
-        columns={["Version", "", "Uploaded", "Size", "Runs", "Errors", "It may", ""]}>
+        columns={["Version", "", "Language", "Uploaded", "Size", "Runs", "Errors", "It may", ""]}>
         {versions.map((version, at) => (
           <Row key={version.id} version={version} name={name} before={versions[at + 1]}
             reload={loaded.reload} />

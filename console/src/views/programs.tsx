@@ -27,11 +27,12 @@ export async function listPrograms(named: boolean, signal?: AbortSignal): Promis
 function Names({ programs }: { programs: Program[] }) {
   return (
     <Table empty="No program has a name yet."
-      columns={["Name", "Points at", "Size", "Uploaded", "It may", "Description"]}>
+      columns={["Name", "Points at", "Language", "Size", "Uploaded", "It may", "Description"]}>
       {programs.map((program) => (
         <tr key={program.name}>
           <td><a href={href("programs", program.name!)}>{program.name}</a></td>
           <td><code title={program.id}>{digits(program)}</code></td>
+          <td>{program.language}</td>
           <td>{bytes(program.size)}</td>
           <td>{time(program.created_ms)}</td>
           <td><Permissions of={program} /></td>
@@ -44,10 +45,11 @@ function Names({ programs }: { programs: Program[] }) {
 
 function Unnamed({ programs, reload }: { programs: Program[]; reload: () => void }) {
   return (
-    <Table empty="" columns={["Id", "Size", "Uploaded", "It may", ""]}>
+    <Table empty="" columns={["Id", "Language", "Size", "Uploaded", "It may", ""]}>
       {programs.map((program) => (
         <tr key={program.id}>
           <td><a href={href("playground", program.id)}><code>{digits(program)}</code></a></td>
+          <td>{program.language}</td>
           <td>{bytes(program.size)}</td>
           <td>{time(program.created_ms)}</td>
           <td><Permissions of={program} /></td>

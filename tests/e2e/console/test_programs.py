@@ -51,7 +51,7 @@ async def test_dropped_files_are_uploaded_or_refused_with_all_reasons(
     server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     async with console(server, server.key, tmp_path) as shown:
-        await shown.show("programs", "Programs", "Drop a .wasm file here")
+        await shown.show("programs", "Programs", "Drop a .wasm or .js file here")
         await drop(shown, "dropped.wasm", guests.PARROT_WASM)
         await shown.sees("is there, and dropped points at it", "wait for messages of its client")
         dropped = await client.programs.get("dropped")
@@ -86,7 +86,7 @@ async def test_name_is_pointed_at_an_older_version_and_back(
         await shown.check("programs-versions-dark")
         first, second = await rows(shown)
         assert (first[0], first[1]) == (new[7:19], "current")
-        assert (second[0], second[1], second[4]) == (old[7:19], "", "3")
+        assert (second[0], second[1], second[5]) == (old[7:19], "", "3")
         await shown.click(f"Point steps at {old[7:19]}")
         await shown.sees(f"Point steps at {new[7:19]}")
         assert (await client.programs.get("steps"))["id"] == old

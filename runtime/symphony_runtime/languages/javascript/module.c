@@ -169,9 +169,9 @@ static JSValue js_sleep(JSContext *ctx, JSValueConst this, int argc, JSValueCons
     return JS_NewInt32(ctx, lip_sleep(ms));
 }
 
-static JSValue js_clock(JSContext *ctx, JSValueConst this, int argc, JSValueConst *argv, int unix)
+static JSValue js_clock(JSContext *ctx, JSValueConst this, int argc, JSValueConst *argv, int wall)
 {
-    return JS_NewInt64(ctx, unix ? lip_unix_ms() : lip_clock_ms());
+    return JS_NewInt64(ctx, wall ? lip_unix_ms() : lip_clock_ms());
 }
 
 static JSValue js_exit(JSContext *ctx, JSValueConst this, int argc, JSValueConst *argv)
@@ -382,10 +382,10 @@ static void add_calls(JSContext *ctx, JSValueConst raw)
     define(ctx, raw, "disown", js_disown, 1);
     define(ctx, raw, "utf8_encode", js_utf8_encode, 1);
     define(ctx, raw, "utf8_decode", js_utf8_decode, 1);
-    for (int unix = 0; unix < 2; unix++) {
-        const char *name = unix ? "unix_ms" : "clock_ms";
+    for (int wall = 0; wall < 2; wall++) {
+        const char *name = wall ? "unix_ms" : "clock_ms";
         JSValue f = JS_NewCFunctionMagic(ctx, (JSCFunctionMagic *)js_clock, name, 0,
-                                         JS_CFUNC_generic_magic, unix);
+                                         JS_CFUNC_generic_magic, wall);
         JS_DefinePropertyValueStr(ctx, raw, name, f, JS_PROP_C_W_E);
     }
 }
