@@ -9,7 +9,7 @@
 #   make docs      the docs site, into build/site   seconds
 #   make console   the web console that the gateway serves, from console/   seconds
 #   make diagrams  the docs' diagrams, from tools/diagrams   seconds
-#   make wheel     dist/: a wheel with all that is compiled, a source distribution   2 min
+#   make wheel     dist/: wheels and source distributions of server and client   2 min
 #   make screenshots   the docs' pictures of the console, by Chromium   1 min
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
@@ -72,7 +72,7 @@ build/compiled: $(VENV)/installed $(KERNEL_SOURCES)
 compiled: build/compiled
 
 wheel: $(VENV)/installed
-	@echo "== wheel: for this Python and this kind of machine, into dist/ (a minute or two)"
+	@echo "== wheel: server (for this Python and this kind of machine) and client, into dist/ (two minutes)"
 	@$(RUNNING) python tools/build_wheel.py dist
 
 examples: build/examples

@@ -1,7 +1,7 @@
 """What an open console costs a loaded server: its throughput with and without one.
 
     python -m benchmarks.console [--model tiny|135m|DIR] [--streams 16] [--requests 64]
-        [--tokens 64] [--live 0] [--rounds 7] [--json]
+        [--tokens 64] [--live 0] [--rounds 7] [--views runs] [--json]
     python -m benchmarks.console --frames --live 1000
 
 One server. First a real console in Chromium shows each view for RECORD_SECONDS, and what it asks is
@@ -163,8 +163,8 @@ def _cpu(pids: Collection[int]) -> float:
 async def _start_live(server: RunningServer, count: int) -> str:
     """Start runs that do nothing, and one that sends; return the latter's id."""
     async with server.client() as client:
-        await client.upload(TICK, "tick")
-        await client.upload(HANG_WASM, "hang")
+        await client.programs.upload(TICK, "tick")
+        await client.programs.upload(HANG_WASM, "hang")
         room = asyncio.Semaphore(STARTS_AT_ONCE)
 
         async def one() -> None:
@@ -172,6 +172,12 @@ async def _start_live(server: RunningServer, count: int) -> str:
                 await client.start("hang")
 
         await asyncio.gather(*(one() for _ in range(count)))
+    return await _start_sender(server)
+
+
+async def _start_sender(server: RunningServer) -> str:
+    """Start a run that sends until a limit ends it; return its id."""
+    async with server.client() as client:
         return await client.start("tick")
 
 
@@ -181,6 +187,7 @@ async def measure(server: RunningServer, given: argparse.Namespace) -> dict[str,
     pids = (await server.pids()).values()
     live = await _start_live(server, given.live)
     views = {"overview": "overview", "runs": "runs", "a live run": f"runs/{live}"}
+    views = {name: path for name, path in views.items() if name in given.views.split(",")}
     found: dict[str, list[Window]] = {name: [] for name in (NONE, *views)}
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector) as session:
@@ -194,11 +201,16 @@ async def measure(server: RunningServer, given: argparse.Namespace) -> dict[str,
                 for name, view in views.items():
                     recorded[name] = await record(shown, server.url, view)
         for number in range(-1, given.rounds):  # the first round is for learning
+            sender = await _start_sender(server)  # one of an earlier round may end in a window
             for name in random.Random(number).sample([*found], len(found)):
-                async with asking(session, server.key, recorded[name]):
+                asked = [Asked(each.at, each.path.replace(live, sender)) for each in recorded[name]]
+                async with asking(session, server.key, asked):
                     seen = await window(session, load, pids)
+                print(f"round {number}, {name}: {seen.rate:.0f} tokens/s", file=sys.stderr)
                 if number >= 0:
                     found[name].append(seen)
+            async with server.client() as client:
+                await client.runs.cancel(sender)
     return found
 
 
@@ -231,9 +243,9 @@ async def watch_frames(server: RunningServer, count: int) -> dict[str, float]:
             await shown.until(most)
             await shown.tab.evaluate(_WATCH)
             until, top = time.monotonic() + RECORD_SECONDS, 0
-            live = [run["id"] async for run in client.runs(status="running", program="hang")]
+            live = [run["id"] async for run in client.runs.list(status="running", program="hang")]
             while time.monotonic() < until:
-                await client.cancel(live.pop())
+                await client.runs.cancel(live.pop())
                 live.insert(0, await client.start("hang"))
                 top = (top + 320) % (32 * count)
                 await shown.tab.evaluate(f"document.querySelector('.long').scrollTop = {top}")
@@ -264,6 +276,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64, help="new ones of each request")
     parser.add_argument("--live", type=int, default=0, help="runs that are live and do nothing")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--views", default="overview,runs,a live run", help="by commas")
     parser.add_argument("--frames", action="store_true", help="time the page's frames")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)

@@ -24,7 +24,7 @@ from tests.support.server.server import running_server
 async def make_cuts(cutter: Cutter, cuts: int) -> None:
     """Cut so often."""
     async with cutter.server.client() as client:
-        await client.upload(SAVER_WASM, name="saver")
+        await client.programs.upload(SAVER_WASM, name="saver")
     for number in range(cuts):
         await cutter.cut(number)
 

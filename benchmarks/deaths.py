@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client, ClientError
+from symphony import AsyncClient, ClientError
 
 from tests.support.server.deaths import Result, Witness, crowd, difference, kill_role, run, upload
 from tests.support.server.server import RunningServer, running_server
@@ -71,7 +71,12 @@ class Findings:
 
 
 async def keep_running(
-    client: Client, number: int, rounds: int, wanted: Result, stop: asyncio.Event, found: Findings
+    client: AsyncClient,
+    number: int,
+    rounds: int,
+    wanted: Result,
+    stop: asyncio.Event,
+    found: Findings,
 ) -> None:
     """One place in the crowd: the same run, again and again, until the kills are over."""
     while not stop.is_set():

@@ -26,11 +26,11 @@ from typing import Protocol
 import numpy as np
 import torch
 import wasmtime
+from symphony import AsyncClient, message_bytes
 from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_TOKENS_MAX
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
-from symphony_runtime.client import Client, message_bytes
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from tests.support.server.server import running_server
@@ -198,13 +198,13 @@ _LIP = """
 class Served:
     """Uploads the LIP above and runs it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def measure(self, runs: int, load: Load) -> Measure:
         """Start so many runs at once and wait for all."""
         text = _LIP.replace("FIRST", str(_FIRST_TOKEN)).replace("PROMPT", str(load.prompt))
-        program = await self._client.upload(
+        program = await self._client.programs.upload(
             bytes(wasmtime.wat2wasm(text.replace("NEW", str(load.new))))
         )
         started = time.perf_counter()

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from benchmarks.memory import held_bytes
 from tests.e2e.programs import wasm
@@ -47,7 +47,7 @@ GUEST = """(module
     (i32.const 0)))"""
 
 
-async def start(client: Client, count: int) -> list[str]:
+async def start(client: AsyncClient, count: int) -> list[str]:
     """Start LIPs; return them when all of them wait."""
     room = asyncio.Semaphore(STARTS_AT_ONCE)
 
@@ -60,13 +60,13 @@ async def start(client: Client, count: int) -> list[str]:
     return runs
 
 
-async def stop(client: Client, runs: list[str]) -> None:
+async def stop(client: AsyncClient, runs: list[str]) -> None:
     """Let LIPs end."""
     room = asyncio.Semaphore(STARTS_AT_ONCE)
 
     async def one(run: str) -> None:
         async with room:
-            await client.send(run, b"", close=True)
+            await client.runs.send(run, b"", close=True)
 
     await asyncio.gather(*(one(run) for run in runs))
 
@@ -74,7 +74,7 @@ async def stop(client: Client, runs: list[str]) -> None:
 async def measure(server: RunningServer, lips: int) -> dict[str, float]:
     """Return the bytes a LIP in each role."""
     async with server.client() as client:
-        await client.upload(wasm(GUEST), "idle")
+        await client.programs.upload(wasm(GUEST), "idle")
         few = await start(client, lips // 10)
         pids = await server.pids()  # the worker has told its own by now
         before = {role: held_bytes(pids[role]) for role in ROLES}

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from benchmarks.program_cost import PAGES, PROGRAMS, guest, on_cpu_seconds, prompt_tokens
 from tests.support.server.server import RunningServer, running_server
@@ -34,9 +34,9 @@ def used(pids: dict[str, int]) -> dict[str, float]:
     }
 
 
-async def read(client: Client, run: str, ready: asyncio.Semaphore) -> None:
+async def read(client: AsyncClient, run: str, ready: asyncio.Semaphore) -> None:
     """Read a run's events to the end."""
-    async for event in client.events(run):
+    async for event in client.runs.events(run):
         if event.kind == "message" and event.data["message"] == "r":
             ready.release()
         elif event.kind == "status":
@@ -44,7 +44,7 @@ async def read(client: Client, run: str, ready: asyncio.Semaphore) -> None:
 
 
 async def measure(
-    client: Client, pids: dict[str, int], program: str, streams: int
+    client: AsyncClient, pids: dict[str, int], program: str, streams: int
 ) -> dict[str, float]:
     """Run so many programs at once; return each role's processor time, in seconds."""
     runs = [await client.start(program) for _ in range(streams)]
@@ -54,7 +54,7 @@ async def measure(
         await ready.acquire()
     before = used(pids)
     for run in runs:
-        await client.send(run, b"go")
+        await client.runs.send(run, b"go")
     await asyncio.gather(*reading)
     after = used(pids)
     return {role: after[role] - before[role] for role in ROLES}
@@ -66,7 +66,9 @@ async def measure_all(server: RunningServer, given: argparse.Namespace) -> list[
     rows = []
     async with server.client() as client:
         for program in PROGRAMS:
-            await client.upload(guest(program, given.tokens, prompt_tokens()), name=program)
+            await client.programs.upload(
+                guest(program, given.tokens, prompt_tokens()), name=program
+            )
         for streams in map(int, given.streams.split(",")):
             for program in PROGRAMS:
                 await measure(client, pids, program, streams)  # warm

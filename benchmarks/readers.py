@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import numpy as np
 from safetensors.numpy import save
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from benchmarks.memory import largest_mapping
 from tests.e2e.programs import wasm
@@ -223,18 +223,18 @@ async def furnish(server: RunningServer) -> Place:
     """Make what readers ask for."""
     keys = [server.key, *[await server.add_tenant(f"more-{n}") for n in range(1, TENANTS)]]
     for key in keys:
-        async with Client(server.url, key) as client:
-            await client.upload(TALK, "talk")
+        async with AsyncClient(server.url, key, retries=0) as client:
+            await client.programs.upload(TALK, "talk")
     async with server.client() as client:
-        await client.upload(SEVEN, "seven")
-        await client.upload(TICK, "tick")
-        await client.upload(SHOUT, "shout")
-        await client.upload(MURMUR, "murmur")
+        await client.programs.upload(SEVEN, "seven")
+        await client.programs.upload(TICK, "tick")
+        await client.programs.upload(SHOUT, "shout")
+        await client.programs.upload(MURMUR, "murmur")
         run = (await client.run("seven"))["id"]
         traced = (await client.run("tick", trace=True))["id"]
         tokens = (np.arange(1_000) % 100).astype(np.uint32)
         file = save({"tokens": tokens, "positions": np.arange(1_000, dtype=np.int32)})
-        await client.kv_upload("large", file, rebuild=True)
+        await client.kv.upload("large", file, rebuild=True)
     return Place(server, run, traced, keys)
 
 
@@ -247,8 +247,8 @@ class Other:
 
     async def play(self) -> None:
         """Stream until it is over; then wait for the run's end."""
-        async with Client(self._url, self._key) as client:
-            await client.upload(TICK, "tick")
+        async with AsyncClient(self._url, self._key, retries=0) as client:
+            await client.programs.upload(TICK, "tick")
             following = asyncio.create_task(self._follow(client, await client.start("tick")))
             headers = {"Authorization": f"Bearer {self._key}"}
             async with aiohttp.ClientSession(headers=headers) as session:
@@ -256,8 +256,8 @@ class Other:
                     await self._stream(session)
             await following
 
-    async def _follow(self, client: Client, run: str) -> None:
-        async for event in client.events(run):
+    async def _follow(self, client: AsyncClient, run: str) -> None:
+        async for event in client.runs.events(run):
             if event.kind == "message":
                 self._found.ticks += 1
             elif event.kind == "status":
@@ -327,8 +327,8 @@ async def measure(
     found = Kind(kind, given.readers)
     place, pids = await furnish(server), await server.pids()
     async with server.admin() as admin:
-        await admin.create_tenant("other")
-        key = (await admin.create_key("other"))["key"]
+        await admin.admin.create_tenant("other")
+        key = (await admin.admin.create_key("other"))["key"]
     other = Other(server.url, key, found)
     playing = asyncio.create_task(other.play())
     await asyncio.sleep(WARM_SECONDS)
@@ -357,7 +357,7 @@ async def measure(
             await asyncio.sleep(1.0)
         await sampling
     async with server.admin() as admin:
-        found.cut = (await admin.statistics())["gateway"]["slow_readers"]
+        found.cut = (await admin.admin.statistics())["gateway"]["slow_readers"]
     readers.close()
     found.stall = await probing
     other.over.set()

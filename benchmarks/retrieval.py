@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from symphony import AsyncClient
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_runtime.cli.projects import build
-from symphony_runtime.client import Client
 from tokenizers import Tokenizer
 
 from benchmarks.checkpoints import Shape, make_checkpoint
@@ -127,7 +127,7 @@ def make_texts(tokenizer: Tokenizer, random: np.random.Generator) -> list[str]:
 class Asked:
     """One run of the program: questions go in, answers come out."""
 
-    def __init__(self, client: Client, run: str) -> None:
+    def __init__(self, client: AsyncClient, run: str) -> None:
         self._client = client
         self._run = run
         self._answers = asyncio.Semaphore(0)
@@ -135,12 +135,12 @@ class Asked:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, client: Client, program: str, given: dict[str, Any]) -> "Asked":
+    async def start(cls, client: AsyncClient, program: str, given: dict[str, Any]) -> "Asked":
         """Start it."""
         return cls(client, await client.start(program, input=json.dumps(given)))
 
     async def _read(self) -> None:
-        async for event in self._client.events(self._run):
+        async for event in self._client.runs.events(self._run):
             if event.kind == "message":
                 self._answers.release()
         self._ended = "ended"
@@ -158,7 +158,7 @@ class Asked:
                 "documents": wanted,
                 "question": QUESTION.format(number % 10_000),
             }
-            await self._client.send(self._run, json.dumps(message).encode())
+            await self._client.runs.send(self._run, json.dumps(message).encode())
         for _ in range(min(PARALLEL, len(questions))):
             await self._answer()
         return time.perf_counter() - began
@@ -166,21 +166,21 @@ class Asked:
     async def _answer(self) -> None:
         await self._answers.acquire()
         if self._ended is not None:
-            result = await self._client.result(self._run)
+            result = await self._client.runs.get(self._run)
             raise SystemExit(f"the program ended: {result}")
 
     async def close(self) -> None:
         """No more questions."""
-        await self._client.send(self._run, b"", close=True)
+        await self._client.runs.send(self._run, b"", close=True)
         await self._reading
-        result = await self._client.result(self._run)
+        result = await self._client.runs.get(self._run)
         if (result["status"], result["exit_code"]) != ("exited", 0):
             raise SystemExit(f"the program failed: {result}")
 
 
 @asynccontextmanager
 async def asked(
-    client: Client, program: str, texts: list[str], kept: int
+    client: AsyncClient, program: str, texts: list[str], kept: int
 ) -> AsyncIterator[dict[str, Asked]]:
     """A run of each policy on the same documents."""
     given = run_input(texts, kept)
@@ -322,7 +322,7 @@ async def measure_all(
     """Measure each index and show it."""
     async with server.client() as client:
         wasm = build(REPOSITORY / "examples" / "rag" / "rust").read_bytes()
-        program = (await client.upload(wasm, "retrieval"))["id"]
+        program = (await client.programs.upload(wasm, "retrieval"))["id"]
     show()
     return [
         show(await measure(server, program, tokenizer, index, options)) for index in options.indices

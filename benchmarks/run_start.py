@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.config.server_place import read_place
 
 from tests.e2e import programs as guests
@@ -33,12 +33,14 @@ class Server:
 
     data_dir: Path
 
-    def client(self) -> Client:
+    def client(self) -> AsyncClient:
         """Return a client of its tenant `default`."""
         place = read_place(self.data_dir / "server.json")
         if place is None:
             raise SystemExit(f"no server runs in {self.data_dir}")
-        return Client(place.url, (self.data_dir / "default.key").read_text().strip())
+        return AsyncClient(
+            place.url, (self.data_dir / "default.key").read_text().strip(), retries=0
+        )
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Seconds:
     first_message: list[float] = field(default_factory=list)
 
 
-async def run_once(client: Client, seconds: Seconds) -> None:
+async def run_once(client: AsyncClient, seconds: Seconds) -> None:
     """Run the program and note when what it tells came."""
     began, heard = time.perf_counter(), set[str]()
     async for event in client.stream("hello"):
@@ -65,7 +67,7 @@ async def drive(server: Server, clients: int, runs: int) -> Seconds:
     """Let clients run the program, each one run after the other."""
     seconds, left = Seconds(), iter(range(runs))
 
-    async def work(client: Client) -> None:
+    async def work(client: AsyncClient) -> None:
         for _ in left:
             await run_once(client, seconds)
 
@@ -77,7 +79,7 @@ async def drive(server: Server, clients: int, runs: int) -> Seconds:
 
 async def _upload(server: Server) -> None:
     async with server.client() as client:
-        await client.upload(guests.HELLO_WASM, "hello")
+        await client.programs.upload(guests.HELLO_WASM, "hello")
     await drive(server, 1, WARM_RUNS)
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import aiohttp
 import msgpack
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from benchmarks.memory import Line, fit, held_bytes, largest_mapping, open_descriptors
 from tests.e2e.programs import HELLO_WASM, PARROT_WASM, SPIN_WASM, TRAP_WASM, wasm
@@ -115,7 +115,7 @@ class Visitor:
     """Who makes runs: through our client, or as a client of OpenAI's (model "": the server has no
     tokenizer, so no client comes so)."""
 
-    client: Client
+    client: AsyncClient
     session: aiohttp.ClientSession
     model: str
 
@@ -132,15 +132,15 @@ class Visitor:
     async def talks(self) -> None:
         """Exchange two messages with a program."""
         run = await self.client.start("parrot")
-        await self.client.send(run, b"one")
-        await self.client.send(run, b"two", close=True)
-        events = [event async for event in self.client.events(run)]
+        await self.client.runs.send(run, b"one")
+        await self.client.runs.send(run, b"two", close=True)
+        events = [event async for event in self.client.runs.events(run)]
         said = [event.message() for event in events if event.kind == "message"]
         assert said == [b"one", b"two"]
 
     async def cancels(self) -> None:
         """Cancel a run that would last."""
-        ended = await self.client.cancel(await self.client.start("hang"))
+        ended = await self.client.runs.cancel(await self.client.start("hang"))
         assert ended["status"] == "killed", ended
 
     async def leaves(self) -> None:
@@ -206,7 +206,7 @@ class Soak:
         return self.runs >= self.runs_max or time.monotonic() >= self.until
 
 
-async def take_sample(soak: Soak, admin: Client, pids: dict[str, int]) -> dict[str, float]:
+async def take_sample(soak: Soak, admin: AsyncClient, pids: dict[str, int]) -> dict[str, float]:
     """Return the figures of this moment."""
     found: dict[str, float] = {"runs": soak.runs}
     for role, pid in pids.items():
@@ -219,7 +219,7 @@ async def take_sample(soak: Soak, admin: Client, pids: dict[str, int]) -> dict[s
         descriptors = open_descriptors(pid)
         if descriptors is not None:
             found[f"{role} descriptors"] = descriptors
-    statistics = await admin.statistics()
+    statistics = await admin.admin.statistics()
     kernel, gateway = statistics["kernel"], statistics["gateway"]
     for name in ("instances", "handles", "files", "names"):
         found[f"kernel {name}"] = kernel[name]
@@ -283,7 +283,7 @@ async def soak_server(soak: Soak) -> dict[str, float]:
     """Make all runs; return the figures when everything has ended."""
     async with soak.server.client() as client:
         for name, program in PROGRAMS.items():
-            await client.upload(program, name)
+            await client.programs.upload(program, name)
     pids = {"supervisor": soak.server.process.pid, **await soak.server.pids()}
     sampling = asyncio.create_task(sampling_loop(soak, pids))
     await asyncio.gather(*(client_loop(soak, number) for number in range(CLIENTS)))

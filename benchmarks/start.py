@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client, ClientError
+from symphony import AsyncClient, ClientError
 from wasmtime import wat2wasm
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
@@ -59,7 +59,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def wait_for_answer(client: Client) -> None:
+async def wait_for_answer(client: AsyncClient) -> None:
     """Return when the gateway answers."""
     while True:
         try:
@@ -69,7 +69,7 @@ async def wait_for_answer(client: Client) -> None:
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def wait_until_ready(client: Client) -> list[str]:
+async def wait_until_ready(client: AsyncClient) -> list[str]:
     """Return when a run can start; and what was missing before, each thing once."""
     missing: dict[str, None] = {}
     while True:
@@ -92,14 +92,17 @@ async def measure(data_dir: Path, model: str) -> dict[str, Any]:
     used, began = cpu_seconds(), time.perf_counter()
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as server:
         try:
-            async with asyncio.timeout(START_SECONDS_MAX), Client(url_of(port)) as client:
+            async with (
+                asyncio.timeout(START_SECONDS_MAX),
+                AsyncClient(url_of(port), retries=0) as client,
+            ):
                 await wait_for_answer(client)
                 answers = time.perf_counter() - began
                 missing = await wait_until_ready(client)
                 ready = time.perf_counter() - began
             key = (data_dir / "default.key").read_text().strip()
-            async with Client(url_of(port), key) as client:
-                await client.upload(bytes(wat2wasm(PROGRAM)), "here")
+            async with AsyncClient(url_of(port), key, retries=0) as client:
+                await client.programs.upload(bytes(wat2wasm(PROGRAM)), "here")
                 result = await client.run("here")
                 assert result["output"] == "here", result
                 ran = time.perf_counter() - began

@@ -56,8 +56,8 @@ async def _measure(
     keys = []
     async with server.admin() as admin:
         for name in ("one", "two"):
-            await admin.create_tenant(name)
-            keys.append(str((await admin.create_key(name))["key"]))
+            await admin.admin.create_tenant(name)
+            keys.append(str((await admin.admin.create_key(name))["key"]))
     cases = [keys[:1] * streams, keys * (streams // 2)]
     found: list[tuple[float, float]] = []
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from symphony import message_bytes
 from symphony_kernel import tiny_model
 from symphony_runtime.cli.projects import build
 from tokenizers import Tokenizer
@@ -132,7 +133,7 @@ async def write(server: RunningServer, secret: str, texts: int, tokens: int) -> 
     """Return what the program says of so many marked and as many unmarked texts."""
     async with server.client() as client:
         wasm = build(REPOSITORY / "examples" / "watermark" / "rust").read_bytes()
-        program = (await client.upload(wasm, "watermark"))["id"]
+        program = (await client.programs.upload(wasm, "watermark"))["id"]
         seeds = iter(range(texts))
         said: list[Any] = []
 
@@ -144,7 +145,7 @@ async def write(server: RunningServer, secret: str, texts: int, tokens: int) -> 
                 result = await client.run(program, input=given)
                 if result["status"] != "exited" or result["exit_code"] != 0:
                     raise RuntimeError(f"seed {seed}: {result['status']}, {result['reason']}")
-                said.extend(json.loads(message) for message in result["messages"])
+                said.extend(json.loads(message_bytes(message)) for message in result["messages"])
                 print(f"\r{len(said) // 2} of {texts} texts", end="", flush=True, file=sys.stderr)
 
         await asyncio.gather(*(work() for _ in range(32)))

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client, ClientError
+from symphony import AsyncClient, ClientError
 
 HERE = Path(__file__).resolve().parent
 READY_SECONDS_MAX = 120
@@ -92,7 +92,7 @@ async def _wait_until_ready(process: asyncio.subprocess.Process, data_dir: Path)
             found = json.loads(place.read_text())
             key = (data_dir / "default.key").read_text().strip()
             with contextlib.suppress(ClientError):
-                async with Client(found["url"], key) as client:
+                async with AsyncClient(found["url"], key, retries=0) as client:
                     if (await client.ready())[0]:
                         admin = (data_dir / "admin.key").read_text().strip()
                         return {"url": found["url"], "key": key, "admin": admin}
@@ -100,7 +100,7 @@ async def _wait_until_ready(process: asyncio.subprocess.Process, data_dir: Path)
     raise DemoError(f"the server ended with {process.returncode} before it was ready")
 
 
-async def show(client: Client, run: str, messages: list[str], *, lines: bool) -> None:
+async def show(client: AsyncClient, run: str, messages: list[str], *, lines: bool) -> None:
     """Write what a run sends as it comes; hand it the next message when an answer has ended.
 
     With `lines` each message is an answer; else an empty one ends it, as in the chat example.
@@ -110,11 +110,11 @@ async def show(client: Client, run: str, messages: list[str], *, lines: bool) ->
     async def talk() -> None:
         if waiting:
             say(f"   > {waiting[0]}")
-            await client.send(run, waiting.pop(0).encode(), close=not waiting)
+            await client.runs.send(run, waiting.pop(0).encode(), close=not waiting)
 
     await talk()
     fresh = True  # at the beginning of a line
-    async for event in client.events(run):
+    async for event in client.runs.events(run):
         if event.kind != "message":
             continue
         text = event.message().decode("utf-8", "replace")
@@ -131,21 +131,24 @@ async def show(client: Client, run: str, messages: list[str], *, lines: bool) ->
         say()
 
 
-async def play(client: Client, admin: Client, program: Path, scenario: dict[str, Any]) -> None:
+async def play(
+    client: AsyncClient, admin: AsyncClient, program: Path, scenario: dict[str, Any]
+) -> None:
     """Upload one program and run it on its scenario; say what it cost."""
     wasm = next((program / "build").glob("*.wasm"))
-    uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
+    uploaded = await client.programs.upload(wasm.read_bytes(), name=wasm.stem)
     say(f"   {wasm.name}: {uploaded['size'] / 1024:.0f} KB, {len(uploaded['imports'])} imports")
-    before = (await admin.statistics())["kernel"]
+    before = (await admin.admin.statistics())["kernel"]
     began = time.perf_counter()
     run = await client.start(uploaded["id"], scenario["input"])
     await show(client, run, scenario.get("messages", []), lines="messages" in scenario["expect"])
     seconds = time.perf_counter() - began
-    result = await client.result(run)
+    result = await client.runs.get(run)
     if result["status"] != "exited" or result["exit_code"] != 0:
         raise DemoError(f"{wasm.name} {result['status']}: {result['reason']}")
-    after = (await admin.statistics())["kernel"]
+    after = (await admin.admin.statistics())["kernel"]
     usage, steps = result["usage"], after["decode_steps"] - before["decode_steps"]
+    assert usage is not None, "it has ended"
     batch = (after["decode_rows"] - before["decode_rows"]) / max(1, steps)
     say(
         f"   = {usage['prompt_tokens']} tokens prefilled, {usage['cached_tokens']} entries shared, "
@@ -162,14 +165,14 @@ async def demonstrate() -> None:
         async with server(Path(folder)) as place:
             say(f"ready at {place['url']} after {time.perf_counter() - began:.1f} s")
             async with (
-                Client(place["url"], place["key"]) as client,
-                Client(place["url"], place["admin"]) as admin,
+                AsyncClient(place["url"], place["key"], retries=0) as client,
+                AsyncClient(place["url"], place["admin"], retries=0) as admin,
             ):
                 for program, scenario, words in PLAYS:
                     say(f"\n{program}: {words}")
                     told = json.loads((HERE / scenario / "scenario.json").read_text())
                     await play(client, admin, HERE / program, told)
-                left = (await admin.statistics(check=True))["kernel"]
+                left = (await admin.admin.statistics(check=True))["kernel"]
                 if left["pages_free"] != left["pages"]:
                     raise DemoError(
                         f"{left['pages'] - left['pages_free']} pages were not given back"

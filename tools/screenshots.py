@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from examples.demo import server
 from tests.support.browser import Tab, find_browser, open_tab
@@ -82,23 +82,23 @@ class Camera:
         sys.stdout.write(f"   {name}: {len(picture) / 1000:.0f} kB\n")
 
 
-async def run_programs(client: Client) -> dict[str, str]:
+async def run_programs(client: AsyncClient) -> dict[str, str]:
     """Upload and run the programs, traced; return their runs' ids by scenario."""
     runs = {}
     for scenario, folder in PROGRAMS.items():
         wasm = next((ROOT / "examples" / folder / "build").glob("*.wasm"))
-        await client.upload(wasm.read_bytes(), name=scenario)
+        await client.programs.upload(wasm.read_bytes(), name=scenario)
         told = json.loads((ROOT / "examples" / scenario / "scenario.json").read_text())
         runs[scenario] = await client.start(scenario, told["input"], trace=True)
         messages = told.get("messages", [])
         for number, message in enumerate(messages, 1):
-            await client.send(runs[scenario], message.encode(), close=number == len(messages))
-        async for _ in client.events(runs[scenario]):
+            await client.runs.send(runs[scenario], message.encode(), close=number == len(messages))
+        async for _ in client.runs.events(runs[scenario]):
             pass
     return runs
 
 
-async def keep_busy(client: Client) -> None:
+async def keep_busy(client: AsyncClient) -> None:
     """Start completions for a while."""
     until = asyncio.get_running_loop().time() + WATCHED_SECONDS
     while asyncio.get_running_loop().time() < until:
@@ -107,7 +107,7 @@ async def keep_busy(client: Client) -> None:
         await asyncio.sleep(0.2)
 
 
-async def photograph(camera: Camera, client: Client, runs: dict[str, str]) -> None:
+async def photograph(camera: Camera, client: AsyncClient, runs: dict[str, str]) -> None:
     await camera.open("overview", ".charts canvas")
     await keep_busy(client)
     await camera.take("overview")
@@ -131,7 +131,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="symphony-pictures-") as folder:
         async with (
             server(Path(folder)) as place,
-            Client(place["url"], place["key"]) as client,
+            AsyncClient(place["url"], place["key"], retries=0) as client,
             open_tab(program, Path(folder, "browser")) as tab,
         ):
             runs = await run_programs(client)

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e.programs import HELLO_WASM, wasm
 from tests.support.server.planting import plant
@@ -203,11 +203,11 @@ def _one_unit(
     return [name for place, name in enumerate(window) if not place or window[place - 1] != name]
 
 
-async def walk(client: Client, probe: Probe) -> list[Walk]:
+async def walk(client: AsyncClient, probe: Probe) -> list[Walk]:
     for number in (FEW, MORE):
-        await client.upload(preds(number), f"preds{number}")
-        await client.upload(tokens(number), f"tokens{number}")
-    await client.upload(HELLO_WASM, "hello")
+        await client.programs.upload(preds(number), f"preds{number}")
+        await client.programs.upload(tokens(number), f"tokens{number}")
+    await client.programs.upload(HELLO_WASM, "hello")
 
     def program(name: str) -> Callable[[int], Awaitable[None]]:
         async def units(number: int) -> None:

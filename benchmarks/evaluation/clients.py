@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import aiohttp
-from symphony_runtime.client import Client
+from symphony import AsyncClient, message_bytes
 
 from benchmarks.evaluation.applications import CLIENTS, Around, Tokens
 from benchmarks.evaluation.tasks import Material, Task
@@ -163,7 +163,7 @@ class ProgramRunner:
     """Applications as programs that were uploaded to Symphony."""
 
     def __init__(self, endpoint: Endpoint, context: Tokens, wasm: bytes) -> None:
-        self._client = Client(endpoint.url, endpoint.key)
+        self._client = AsyncClient(endpoint.url, endpoint.key, retries=0)
         self._context = context
         self._wasm = wasm
         self._program: str | None = None
@@ -186,7 +186,9 @@ class ProgramRunner:
     async def prepare(self, streams: int) -> None:
         """Upload the program, and let it compute the context, once."""
         if self._program is None:
-            self._program = str((await self._client.upload(self._wasm, "evaluation"))["id"])
+            self._program = str(
+                (await self._client.programs.upload(self._wasm, "evaluation"))["id"]
+            )
             await self.run({"application": "prepare", "context": self._context}, 0.0)
         short = {"application": "completion", "prompt": self._context[:8], "new": 1}
         await asyncio.gather(*(self.run(short, 0.0) for _ in range(streams)))
@@ -205,9 +207,10 @@ class ProgramRunner:
         if (result["status"], result["exit_code"]) != ("exited", 0):
             raise MeasureError(f"the program failed: {result}")
         usage = result["usage"]
+        assert usage is not None, "it has ended"
         self.seen.requests += 1
         self.seen.prompt_tokens += usage["prompt_tokens"]
         self.seen.cached_tokens += usage["cached_tokens"]
         self.seen.generated += usage["completion_tokens"]
-        tokens: Tokens = json.loads(result["messages"][0])["tokens"]
+        tokens: Tokens = json.loads(message_bytes(result["messages"][0]))["tokens"]
         return tokens

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from symphony import AsyncClient
 from symphony_runtime.cli.projects import build
-from symphony_runtime.client import Client
 
 from benchmarks.evaluation.applications import Tokens
 from benchmarks.evaluation.clients import Seen
@@ -117,7 +117,7 @@ class Desk:
     """One run of the example, and the clients that ask it."""
 
     def __init__(self, endpoint: Endpoint, library: Library, wasm: bytes) -> None:
-        self._client = Client(endpoint.url, endpoint.key)
+        self._client = AsyncClient(endpoint.url, endpoint.key, retries=0)
         self._library = library
         self._wasm = wasm
         self._run = ""
@@ -137,7 +137,7 @@ class Desk:
             "max_tokens": shelf.answer,
             "parallel": _PARALLEL,
         }
-        program = (await self._client.upload(self._wasm, "retrieval"))["id"]
+        program = (await self._client.programs.upload(self._wasm, "retrieval"))["id"]
         self._run = await self._client.start(program, input=json.dumps(given))
         self._reading = asyncio.create_task(self._read())
         return self
@@ -150,12 +150,12 @@ class Desk:
     ) -> None:
         """End the run."""
         if not self._reading.done():
-            await self._client.send(self._run, b"", close=True)
+            await self._client.runs.send(self._run, b"", close=True)
             await self._reading
         await self._client.__aexit__(kind, error, traceback)
 
     async def _read(self) -> None:
-        async for event in self._client.events(self._run):
+        async for event in self._client.runs.events(self._run):
             if event.kind == "message":
                 answer = json.loads(event.message())
                 # Who asked may have given up.
@@ -174,13 +174,13 @@ class Desk:
         if delay:
             await asyncio.sleep(delay)
         if self._reading.done():
-            raise MeasureError(f"the program ended: {await self._client.result(self._run)}")
+            raise MeasureError(f"the program ended: {await self._client.runs.get(self._run)}")
         self._asked += 1
         number = self._asked
         answer = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         message = {"id": number, "documents": question.documents, "question": question.text}
-        await self._client.send(self._run, json.dumps(message).encode())
+        await self._client.runs.send(self._run, json.dumps(message).encode())
         text: str = await answer
         self.seen.requests += 1
         self.seen.generated += self._library.shelf.answer

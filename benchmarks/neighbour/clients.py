@@ -17,13 +17,13 @@ from itertools import count
 from pathlib import Path
 
 import aiohttp
-from symphony_runtime.client import Client, ClientError, ServerError
+from symphony import AsyncClient, ClientError, ServerError
 
 from benchmarks.neighbour import guests
 from benchmarks.neighbour.attacks import Crowd, Requests, Runs, Target, Uploads, crowds
 
 READY_SECONDS_MAX = 300.0  # prompts of thousands of entries come first
-_NICENESS, _GROUP_ATTEMPTS = 10, 5  # only the server's work for the attack is to disturb
+_NICENESS, _GROUP_ATTEMPTS = 19, 5  # only the server's work for the attack is to disturb
 _MEGABYTE = 1_000_000
 _RETRY_SECONDS = 0.05  # of a client that was refused
 _COUNTS_SECONDS_MAX = 60.0
@@ -37,7 +37,7 @@ class AttackError(Exception):
 class _Crew:
     """All clients of one attack, and what became of what they did."""
 
-    def __init__(self, client: Client, session: aiohttp.ClientSession, target: Target) -> None:
+    def __init__(self, client: AsyncClient, session: aiohttp.ClientSession, target: Target) -> None:
         self._client, self._session, self._target = client, session, target
         self._numbers = count()
         self._missing = 0  # programs that are not ready yet
@@ -85,7 +85,7 @@ class _Crew:
                 module = crowd.module()
                 return [lambda: self._upload(module)] * crowd.clients
             case Runs():
-                await self._client.upload(crowd.module(self._target), name)
+                await self._client.programs.upload(crowd.module(self._target), name)
                 if crowd.says_ready:
                     self._missing += crowd.clients
                 return [self._runner(name, crowd.says_ready) for _ in range(crowd.clients)]
@@ -112,7 +112,7 @@ class _Crew:
         return response.status
 
     async def _upload(self, module: bytes) -> None:
-        await self._client.upload(guests.unlike(module))
+        await self._client.programs.upload(guests.unlike(module))
         self.counts["uploaded"] += 1
 
     def _runner(self, name: str, says_ready: bool) -> Callable[[], Awaitable[None]]:
@@ -145,11 +145,11 @@ class _Crew:
 
 
 async def attack(kind: str, url: str, key: str, target: Target) -> None:
-    """Be the clients of one attacker, until the process is killed."""
+    """Be the clients of one attacker, until the process is killed or its benchmark has ended."""
     headers = {"Authorization": f"Bearer {key}"}
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     async with (
-        Client(url, key) as client,
+        AsyncClient(url, key, retries=0) as client,
         aiohttp.ClientSession(
             url, headers=headers, timeout=timeout, connector=connector
         ) as session,
@@ -168,6 +168,7 @@ async def _tell_counts(crew: _Crew) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while await lines.readline():
         print(json.dumps(crew.counts), flush=True)
+    raise AttackError("the benchmark has ended")
 
 
 def yield_processors() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from symphony_runtime.client import Client, ClientError
+from symphony import AsyncClient, ClientError
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.neighbour.attacks import Requests, Runs, Target, crowds
@@ -163,16 +163,17 @@ class _Bench:
             error = _in_vain(cell.kind, counts, took)
         except (AttackError, VictimError, TimeoutError) as raised:
             error = str(raised) or type(raised).__name__
-        error = error or await self._calm(attackers)
+        held_up = await self._calm(attackers)
+        error = error or held_up
         after = await self._victim.measure(seconds)
         return Measure(cell, (before, after), attacked, took, counts, error)
 
     async def _weigh(self, cell: Cell, attackers: list[str]) -> None:
         victim, attacker = cell.weights
         async with self._server.admin() as admin:
-            await admin.change_tenant(_VICTIM, weight=victim)
+            await admin.admin.change_tenant(_VICTIM, weight=victim)
             for name in attackers:
-                await admin.change_tenant(name, weight=attacker)
+                await admin.admin.change_tenant(name, weight=attacker)
 
     async def _tokens(self, tenants: list[str]) -> float:
         """Return how many tokens the model has computed for these tenants."""
@@ -188,19 +189,19 @@ class _Bench:
         """Return how many live runs these tenants have, at most 200 of each."""
         live = 0
         for name in tenants:
-            async with Client(self._server.url, self._keys[name]) as client:
-                live += len(await client.live_runs())
+            async with AsyncClient(self._server.url, self._keys[name], retries=0) as client:
+                live += len(await client.runs.live())
         return live
 
     async def _calm(self, attackers: list[str]) -> str:
         """End what attackers still run, and wait until nothing of it holds up the victim."""
         until = time.perf_counter() + CALM_SECONDS_MAX
         for name in attackers:
-            async with Client(self._server.url, self._keys[name]) as client:
-                while runs := await client.live_runs():
+            async with AsyncClient(self._server.url, self._keys[name], retries=0) as client:
+                while runs := await client.runs.live():
                     for run in runs:
                         with contextlib.suppress(ClientError):
-                            await client.cancel(run["id"])
+                            await client.runs.cancel(run["id"])
                     await asyncio.sleep(_POLL_SECONDS)
         most = _CALM_TIMES * self._calm_seconds + _CALM_SLACK_SECONDS
         while await self._victim.long_first() > most:
@@ -234,8 +235,8 @@ async def _session(url: str, key: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def _tenant(server: RunningServer, name: str) -> str:
     async with server.admin() as admin:
-        await admin.create_tenant(name)
-        return str((await admin.create_key(name))["key"])
+        await admin.admin.create_tenant(name)
+        return str((await admin.admin.create_key(name))["key"])
 
 
 async def _target(session: aiohttp.ClientSession) -> Target:

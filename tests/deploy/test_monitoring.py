@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e.programs import HELLO_WASM
 from tests.support.requirements import requires
@@ -142,7 +142,7 @@ def _scrape(server: RunningServer) -> dict[str, set[str]]:
 
 def _metrics(server: RunningServer, key: str) -> str:
     async def ask() -> str:
-        async with Client(server.url, key) as client:
+        async with AsyncClient(server.url, key, retries=0) as client:
             return await client.metrics()
 
     return asyncio.run(ask())

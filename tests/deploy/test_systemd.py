@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
+from symphony.client.views import Role
 from symphony_runtime.config.server_place import read_place
 from symphony_runtime.sandboxing.contain import expected
 
@@ -112,13 +112,15 @@ def test_server_below_the_unit_contains_its_workers_and_runs_programs(
     place = read_place(data / "server.json")
     assert place is not None
 
-    async def use() -> tuple[list[dict[str, Any]], str, str]:
-        async with Client(place.url, place.key_file.read_text().strip()) as client:
+    async def use() -> tuple[list[Role], str, str]:
+        async with AsyncClient(place.url, place.key_file.read_text().strip(), retries=0) as client:
             ready, roles = await client.ready()
             assert ready
-            program = await client.upload(HELLO_WASM, "hello")
+            program = await client.programs.upload(HELLO_WASM, "hello")
             run = await client.run(program["id"])
-        async with Client(place.url, (data / "admin.key").read_text().strip()) as admin:
+        async with AsyncClient(
+            place.url, (data / "admin.key").read_text().strip(), retries=0
+        ) as admin:
             return roles, str(run["status"]), await admin.metrics()
 
     roles, ended, metrics = asyncio.run(use())

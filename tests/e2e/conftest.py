@@ -2,7 +2,7 @@ import resource
 from collections.abc import Iterator
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.support.server.late import Late
 from tests.support.server.server import RunningServer, example_tools, running_server
@@ -31,6 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, late: Late) -> Iterator[Run
 
 
 @pytest.fixture
-def client(server: RunningServer) -> Client:
+def client(server: RunningServer) -> AsyncClient:
     """A client of that server; the test's event loop enters it."""
     return server.client()

@@ -325,7 +325,7 @@ async def test_message_that_is_cancelled_ends_with_an_error_event(server: Runnin
         streamed = await client.messages.create(**asked, stream=True)
         run = streamed.response.headers["X-Run-Id"]
         assert (await anext(streamed)).type == "message_start"
-        await operator.cancel(run)
+        await operator.runs.cancel(run)
         with pytest.raises(anthropic.APIStatusError) as failed:
             _ = [event async for event in streamed]
         assert failed.value.type == "api_error"
@@ -346,8 +346,8 @@ async def test_program_as_a_model_answers_with_its_messages(server: RunningServe
     expected = "".join(chr(97 + n % 26) + "x" * 16383 for n in range(200))
     own = anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=0)
     async with own as client, server.client() as uploader:
-        await uploader.upload(guests.CHATTY_WASM, name="chatty-messages")
-        await uploader.upload(guests.SPEAKER_WASM, name="speaker-messages")
+        await uploader.programs.upload(guests.CHATTY_WASM, name="chatty-messages")
+        await uploader.programs.upload(guests.SPEAKER_WASM, name="speaker-messages")
         asked = wanted(model="chatty-messages")
         message = await client.messages.create(**asked)
         assert (text_of(message), message.stop_reason) == (expected, "end_turn")

@@ -84,7 +84,7 @@ async def statuses(server: RunningServer, model: str) -> list[str]:
     """Return how the model's runs have ended."""
     await server.wait_until_idle()
     async with server.client() as client:
-        return [run["status"] async for run in client.runs() if run["program_name"] == model]
+        return [run["status"] async for run in client.runs.list() if run["program_name"] == model]
 
 
 @requires("codex", any(MODULES.glob("@openai/codex-*")), ABSENT)

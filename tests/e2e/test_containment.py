@@ -4,8 +4,8 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+from symphony.client.views import Role
 from symphony_runtime.sandboxing.contain import expected
 
 from tests.e2e.programs import HELLO_WASM
@@ -15,8 +15,8 @@ from tests.support.server.server import RunningServer, running_server, symphony
 ALL = (set(expected(root=True)), set(expected(root=False)))
 
 
-def worker_of(server: RunningServer) -> dict[str, Any]:
-    async def ask() -> list[dict[str, Any]]:
+def worker_of(server: RunningServer) -> Role:
+    async def ask() -> list[Role]:
         await server.wait_until_ready()  # a worker that has not come yet has said nothing
         async with server.client() as client:
             return (await client.ready())[1]
@@ -60,7 +60,7 @@ def test_server_that_requires_containment_has_it_or_refuses_to_start(tmp_path: P
 
         async def runs() -> str:
             async with server.client() as client:
-                program = await client.upload(HELLO_WASM, "hello")
+                program = await client.programs.upload(HELLO_WASM, "hello")
                 return str((await client.run(program["id"]))["status"])
 
         assert asyncio.run(runs()) == "exited"

@@ -23,7 +23,7 @@ def test_durable_name_after_a_kernel_death_is_the_old_or_the_new_file(
 
     async def cut(cutter: Cutter) -> None:
         async with cutter.server.client() as client:
-            await client.upload(SAVER_WASM, name="saver")
+            await client.programs.upload(SAVER_WASM, name="saver")
         for number in range(CUTS):
             await cutter.cut(number)
 
@@ -41,11 +41,11 @@ def test_durable_name_after_a_kernel_death_is_the_old_or_the_new_file(
 async def test_saving_program_continues_through_a_kernel_death(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         async with server.client() as client:
-            await client.upload(SAVER_WASM, name="saver")
+            await client.programs.upload(SAVER_WASM, name="saver")
             run = await client.start("saver")
             told: list[int] = []
             enough = 5
-            async for event in client.events(run):
+            async for event in client.runs.events(run):
                 if event.kind != "message":
                     continue
                 told.append(int.from_bytes(event.message(), "little"))
@@ -55,12 +55,12 @@ async def test_saving_program_continues_through_a_kernel_death(tmp_path: Path) -
                     await server.wait_until_ready()
                     os.kill((await server.pids())["kernel"], signal.SIGKILL)
                 elif len(told) == enough:
-                    await client.cancel(run)
-            ended = await client.result(run)
+                    await client.runs.cancel(run)
+            ended = await client.runs.get(run)
             assert (ended["status"], ended["reason"]) == ("killed", "it was cancelled")
             assert told == list(range(1, len(told) + 1))
-            assert (await client.kv_stat(PATH))["len"] - len(told) in (0, 1)
+            assert (await client.kv.stat(PATH))["len"] - len(told) in (0, 1)
             counters = await server.wait_until_idle()
             assert counters["durable_changes_waiting"] == 0
-            await client.kv_remove(PATH)
+            await client.kv.remove(PATH)
             assert (await server.counters())["files"] == 0

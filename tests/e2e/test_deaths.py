@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from symphony_runtime.client import Client, ServerError
+from symphony import AsyncClient, ServerError
 
 from tests.support.examples import EXAMPLES, built, scenario
 from tests.support.run_by import run_by
@@ -25,7 +25,7 @@ RUNS, ROUNDS = 12, 120
 
 def with_server(
     tmp_path: Path,
-    scenario: Callable[[RunningServer, Client], Awaitable[None]],
+    scenario: Callable[[RunningServer, AsyncClient], Awaitable[None]],
     *options: str,
     executor: str = "simulated",
 ) -> None:
@@ -41,7 +41,7 @@ def with_server(
 @pytest.mark.parametrize("seed", range(2))
 @run_by(with_server, "tmp_path")
 async def test_killed_kernel_changes_no_run(
-    server: RunningServer, client: Client, *, seed: int
+    server: RunningServer, client: AsyncClient, *, seed: int
 ) -> None:
     await check_deaths(server, client, seed, 120)
 
@@ -49,12 +49,12 @@ async def test_killed_kernel_changes_no_run(
 @pytest.mark.slow
 @run_by(with_server, "tmp_path", executor="torch")
 async def test_killed_kernel_of_a_real_model_changes_no_run(
-    server: RunningServer, client: Client
+    server: RunningServer, client: AsyncClient
 ) -> None:
     await check_deaths(server, client, 2, 60)
 
 
-async def check_deaths(server: RunningServer, client: Client, seed: int, rounds: int) -> None:
+async def check_deaths(server: RunningServer, client: AsyncClient, seed: int, rounds: int) -> None:
     """Kill the kernel twice under a crowd; each run must end as without."""
     before = await server.counters()
     wanted = await crowd(client, 24, rounds)
@@ -73,7 +73,7 @@ async def check_deaths(server: RunningServer, client: Client, seed: int, rounds:
 @pytest.mark.slow
 @run_by(with_server, "tmp_path")
 async def test_kernel_killed_repeatedly_before_it_is_ready_recovers(
-    server: RunningServer, client: Client
+    server: RunningServer, client: AsyncClient
 ) -> None:
     """The server does not give up, and runs that wait meanwhile end as they would have.
 
@@ -94,7 +94,7 @@ async def test_kernel_killed_repeatedly_before_it_is_ready_recovers(
         await asyncio.sleep(pause)
     over.set()
     found = [(wanted[n], result) for n, each in enumerate(runs) for result in await each]
-    spans = [(result["created_ms"], result["ended_ms"]) for _, result in found]
+    spans = [(result["created_ms"], result["ended_ms"] or 0) for _, result in found]
     live = [sum(began <= at <= end for began, end in spans) for at in killed.values()]
     print(f"{len(killed)} kernels killed, live runs at each: {live}, {len(found)} runs in all")
     assert [words for pair in found if (words := difference(*pair))] == []
@@ -102,7 +102,7 @@ async def test_kernel_killed_repeatedly_before_it_is_ready_recovers(
     await server.wait_until_ready()
 
 
-async def again(client: Client, number: int, over: asyncio.Event) -> list[Result]:
+async def again(client: AsyncClient, number: int, over: asyncio.Event) -> list[Result]:
     """Run one of the crowd again and again until the kills are over; return its results."""
     results: list[Result] = []
     while not (results and over.is_set()):
@@ -146,7 +146,7 @@ def test_hanging_roles_are_killed_and_the_kernel_recovers(tmp_path: Path) -> Non
     config = tmp_path / "symphony.toml"
     config.write_text("hang_seconds = 3\n")
 
-    async def hang(server: RunningServer, client: Client) -> None:
+    async def hang(server: RunningServer, client: AsyncClient) -> None:
         wanted = await crowd(client, 6, 120)
         runs = asyncio.create_task(crowd(client, 6, 120))
         await asyncio.sleep(0.1)
@@ -167,7 +167,7 @@ async def test_constrained_texts_are_the_same_after_kernel_deaths(tmp_path: Path
     given = scenario("json_schema")["input"] | {"n": 12, "seed": 9}
     wasm = built(EXAMPLES / "json_schema").read_bytes()
 
-    async def texts(server: RunningServer, client: Client, *, killed: bool) -> list[Any]:
+    async def texts(server: RunningServer, client: AsyncClient, *, killed: bool) -> list[Any]:
         async def decoded() -> int:
             return int((await server.counters())["decode_tokens"])
 
@@ -183,7 +183,7 @@ async def test_constrained_texts_are_the_same_after_kernel_deaths(tmp_path: Path
 
     with running_server(tmp_path, "--model", "tiny") as server:
         async with server.client() as client:
-            await client.upload(wasm, name="texts")
+            await client.programs.upload(wasm, name="texts")
             wanted = await texts(server, client, killed=False)
             assert await texts(server, client, killed=True) == wanted
     assert len(wanted) == 12

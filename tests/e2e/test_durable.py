@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
-from symphony_runtime.client import Client
+from symphony import AsyncClient
+from symphony.client.views import Base64
 
 from tests.e2e.programs import SAVE_WASM, wasm
 from tests.support.gateway.system import refused
@@ -29,40 +30,40 @@ OPENER_WASM = wasm(
 )
 
 
-async def said(client: Client) -> list[object]:
+async def said(client: AsyncClient) -> list[str | Base64]:
     ended = await client.run("opener")
     assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended
-    messages: list[object] = ended["messages"]
+    messages = ended["messages"]
     assert len(messages) == 1
     return messages
 
 
 @pytest.mark.slow
 async def test_durable_file_of_the_real_model_is_the_same_after_a_restart(tmp_path: Path) -> None:
-    async def first(client: Client) -> tuple[list[object], bytes]:
-        await client.upload(SAVE_WASM, name="save")
-        await client.upload(OPENER_WASM, name="opener")
+    async def first(client: AsyncClient) -> tuple[list[str | Base64], bytes]:
+        await client.programs.upload(SAVE_WASM, name="save")
+        await client.programs.upload(OPENER_WASM, name="opener")
         assert (await client.run("save"))["exit_code"] == 0
         wanted = await said(client)
-        whole = b"".join([piece async for piece in client.kv_download(PATH)])
+        whole = b"".join([piece async for piece in client.kv.download(PATH)])
         tensors = load(whole)
         kv = tensors["kv"]
         assert kv.dtype == np.float32
         assert kv.shape[1:4] == (2, 1, 16)
         assert kv[:, :, :, :3].any()
         assert not kv[:, :, :, 3:].any()
-        await client.kv_upload(PATH, whole)
-        assert (await client.kv_stat(PATH))["tier"] == "disk"
+        await client.kv.upload(PATH, whole)
+        assert (await client.kv.stat(PATH))["tier"] == "disk"
         assert await said(client) == wanted
         return wanted, save({name: tensors[name] for name in ("tokens", "positions")})
 
-    async def second(client: Client, wanted: list[object], bare: bytes) -> None:
-        shown = await client.kv_stat(PATH)
+    async def second(client: AsyncClient, wanted: list[str | Base64], bare: bytes) -> None:
+        shown = await client.kv.stat(PATH)
         assert (shown["durable"], shown["tiers"]["disk"]) == (True, 1)
         assert await said(client) == wanted
-        assert (await client.kv_stat(PATH))["tiers"]["device"] == 1
-        assert (await refused(client.kv_upload(PATH, bare))).status == 409
-        await client.kv_upload(PATH, bare, rebuild=True)
+        assert (await client.kv.stat(PATH))["tiers"]["device"] == 1
+        assert (await refused(client.kv.upload(PATH, bare))).status == 409
+        await client.kv.upload(PATH, bare, rebuild=True)
         assert await said(client) == wanted
 
     with running_server(tmp_path, executor="torch") as server:

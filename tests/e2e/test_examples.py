@@ -37,6 +37,7 @@ from tests.support.executor.peer import Peer, one_thread
 from tests.support.gateway.openai_client import connect
 from tests.support.kernel.dense_attention import Dense
 from tests.support.server.server import RunningServer
+from tests.support.usage import used
 
 
 class SearchPeer(Peer):
@@ -117,7 +118,7 @@ def test_parallel_suffixes_share_one_prefix_and_batches(
     assert [answer["suffix"] for answer in said] == list(range(16))
     assert any(answer["text"].strip() for answer in said)
     # The prefix and the suffixes are computed once, and a token for each step of a branch.
-    usage = result["usage"]
+    usage = used(result)
     assert grown["tokens_computed"] == usage["prompt_tokens"] + grown["decode_tokens"]
     prefix = usage["cached_tokens"] // 16
     assert usage["cached_tokens"] == 16 * prefix
@@ -247,7 +248,7 @@ def test_json_schema_invalid_schema_is_explained_in_the_log(server: RunningServe
 
     async def log() -> list[str]:
         async with server.client() as client:
-            events = client.events(result["id"])
+            events = client.runs.events(result["id"])
             return [event.data["text"] async for event in events if event.kind == "log"]
 
     assert any("#/properties/age: Invalid type: intger" in line for line in asyncio.run(log()))
@@ -341,7 +342,7 @@ def test_thinking_model_reasons_answers_and_calls_tools(
 
     async def upload() -> None:
         async with server.client() as client:
-            await client.upload(wasm, name=name)
+            await client.programs.upload(wasm, name=name)
 
     asyncio.run(upload())
     fields: Any = {"model": name, "temperature": 1, "seed": 3, "extra_body": {"thinking_tokens": 9}}
@@ -621,21 +622,21 @@ async def test_code_complete_closed_file_frees_its_pages_during_the_session(
     before = (await server.wait_until_idle())["pages_free"]
     async with server.client() as client:
         wasm = built(EXAMPLES / "code_complete").read_bytes()
-        program = await client.upload(wasm, name="code_complete")
+        program = await client.programs.upload(wasm, name="code_complete")
         run = await client.start(program["id"], input={})
-        events = client.events(run)
+        events = client.runs.events(run)
         held = []
         for message in (
             {"open": "a", "text": "x = 1\n" * 100},
             {"edit": "a", "at": 300, "insert": "y = 2\n"},
             {"close": "a"},
         ):
-            await client.send(run, json.dumps(message).encode())
+            await client.runs.send(run, json.dumps(message).encode())
             async for event in events:
                 if event.kind == "message":
                     break
             held.append(before - (await server.counters())["pages_free"])
-        await client.send(run, b"", close=True)
+        await client.runs.send(run, b"", close=True)
         async for _ in events:
             pass
     assert held[1] >= held[0] >= 400 // 16

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from symphony_runtime.client import Client, ConnectionFailed, ServerError
+from symphony import AsyncClient, ConnectionFailed, ServerError
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import refused
@@ -48,8 +48,8 @@ async def test_killed_worker_or_kernel_fails_its_runs_with_a_reason(
 ) -> None:
     with running_server(tmp_path, *options) as server:
         async with server.client() as client:
-            await client.upload(guests.HOARDER_WASM, name="hoarder")
-            await client.upload(guests.DECODE_WASM, name="decode")
+            await client.programs.upload(guests.HOARDER_WASM, name="hoarder")
+            await client.programs.upload(guests.DECODE_WASM, name="decode")
             before = await server.counters()
             run = await client.start("hoarder")
             waiting = asyncio.create_task(client.run("hoarder"))
@@ -63,26 +63,26 @@ async def test_killed_worker_or_kernel_fails_its_runs_with_a_reason(
             after = await server.wait_until_idle()
             assert after["pages_free"] == before["pages_free"]
             # What a reader saw before the crash is kept.
-            assert (await client.result(run))["messages"] == ["held"]
+            assert (await client.runs.get(run))["messages"] == ["held"]
 
 
 async def test_killed_gateway_is_replaced_and_its_runs_fail(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         url = server.url
         async with server.client() as client:
-            await client.upload(guests.HOARDER_WASM, name="hoarder")
-            await client.upload(guests.DECODE_WASM, name="decode")
+            await client.programs.upload(guests.HOARDER_WASM, name="hoarder")
+            await client.programs.upload(guests.DECODE_WASM, name="decode")
             finished = await client.run("decode", input="\x03")
             run = await client.start("hoarder")
             await first_message(client, run)
             os.kill((await server.pids())["gateway"], signal.SIGKILL)
         await server.wait_until_ready()
         async with server.client() as client:
-            result = await client.result(run)
+            result = await client.runs.get(run)
             assert result["status"] == "failed"
             assert result["reason"] == "the gateway died while it ran"
             assert (await last_event(client, run))["status"] == "failed"
-            assert await client.result(finished["id"]) == finished
+            assert await client.runs.get(finished["id"]) == finished
             await run_works(server)
             assert (await server.wait_until_idle())["files"] == 0
         assert server.url == url
@@ -91,7 +91,7 @@ async def test_killed_gateway_is_replaced_and_its_runs_fail(tmp_path: Path) -> N
 async def test_restarted_server_keeps_programs_keys_and_results(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         async with server.client() as client:
-            await client.upload(guests.DECODE_WASM, name="decode")
+            await client.programs.upload(guests.DECODE_WASM, name="decode")
             key, result = server.key, await client.run("decode", input="\x03")
         assert key in server.log.read_text()
     # The cache is not trusted: this artefact is not what the server has made.
@@ -100,7 +100,7 @@ async def test_restarted_server_keeps_programs_keys_and_results(tmp_path: Path) 
     with running_server(tmp_path) as server:
         assert server.key == key
         async with server.client() as client:
-            assert await client.result(result["id"]) == result
+            assert await client.runs.get(result["id"]) == result
             again = await client.run("decode", input="\x03")
             assert again["messages"] == result["messages"]
         assert server.log.read_text().count(key) == 1
@@ -112,13 +112,13 @@ async def test_sigterm_drains_live_runs_and_refuses_new_ones(tmp_path: Path) -> 
     assert len(below) >= 3
     began = time.monotonic()
     async with server.client() as client:
-        sleeper = await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
-        await client.upload(guests.SPIN_WASM, name="spin")
+        sleeper = await client.programs.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
+        await client.programs.upload(guests.SPIN_WASM, name="spin")
         live = asyncio.create_task(client.run("sleeper"))
         spin = await client.start("spin")
         spinning = asyncio.create_task(last_event(client, spin))
         async with asyncio.timeout(20):
-            while len(await client.live_runs()) < 2:  # noqa: ASYNC110
+            while len(await client.runs.live()) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
             while (await client.ready())[0]:  # noqa: ASYNC110
@@ -138,8 +138,8 @@ async def test_sigterm_drains_live_runs_and_refuses_new_ones(tmp_path: Path) -> 
     assert not (tmp_path / "server.json").exists()
 
 
-async def last_event(client: Client, run: str) -> dict[str, object]:
-    return [event async for event in client.events(run)][-1].data
+async def last_event(client: AsyncClient, run: str) -> dict[str, object]:
+    return [event async for event in client.runs.events(run)][-1].data
 
 
 @pytest.mark.parametrize("kernel_too", [False, True])
@@ -186,7 +186,7 @@ async def test_server_with_the_fewest_descriptors_works(tmp_path: Path) -> None:
 
     with running_server(tmp_path, before=fewest) as server:
         async with server.client() as client:
-            await client.upload(guests.DECODE_WASM, name="decode")
+            await client.programs.upload(guests.DECODE_WASM, name="decode")
         await run_works(server)
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()
         assert re.search(r"Max open files +256 +256", limits)  # the soft limit is raised
@@ -197,22 +197,22 @@ async def test_tenant_at_its_run_limit_gets_429(tmp_path: Path) -> None:
     config.write_text("tenant_runs_live_max = 3\nworkers = 2\n")
     with running_server(tmp_path / "data", "--config", str(config)) as server:
         async with server.client() as client:
-            await client.upload(guests.SPIN_WASM, name="spin")
+            await client.programs.upload(guests.SPIN_WASM, name="spin")
             runs = [await client.start("spin") for _ in range(3)]
             error = await refused(client.start("spin"))
             assert error.status == 429
             assert error.retry_after is not None
-            await client.cancel(runs[0])
+            await client.runs.cancel(runs[0])
             runs[0] = await client.start("spin")
             for run in runs:
-                await client.cancel(run)
+                await client.runs.cancel(run)
         assert {"worker-0", "worker-1"} < set(await server.pids())
 
 
 async def test_client_tells_a_dead_server_from_a_refusal() -> None:
-    async with Client("http://127.0.0.1:9", "key") as client:
+    async with AsyncClient("http://127.0.0.1:9", "key", retries=0) as client:
         with pytest.raises(ConnectionFailed):
-            await client.result("run_1")
+            await client.runs.get("run_1")
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ async def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: P
     ended: Counter[str] = Counter()
     refusals: set[tuple[int, float | None]] = set()
 
-    async def client_of(server: RunningServer, client: Client, stop: asyncio.Event) -> None:
+    async def client_of(server: RunningServer, client: AsyncClient, stop: asyncio.Event) -> None:
         programs = itertools.cycle(["sleeper", "chatty"])
         while not stop.is_set():
             try:
@@ -235,8 +235,8 @@ async def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: P
 
     with running_server(tmp_path) as server:
         async with server.client() as client:
-            await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
-            await client.upload(guests.CHATTY_WASM, name="chatty")
+            await client.programs.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
+            await client.programs.upload(guests.CHATTY_WASM, name="chatty")
             before = await server.counters()
             stop = asyncio.Event()
             load = [asyncio.create_task(client_of(server, client, stop)) for _ in range(20)]
@@ -250,10 +250,10 @@ async def test_roles_that_die_under_load_leave_no_run_without_an_end(tmp_path: P
             await asyncio.wait_for(asyncio.gather(*load), 30)
             after = await server.wait_until_idle()
             assert after["pages_free"] == before["pages_free"]
-            statuses = {run["status"] async for run in client.runs()}
+            statuses = {run["status"] async for run in client.runs.list()}
             assert statuses <= {"exited", "failed"}
         async with server.admin() as admin:
-            gateway = (await admin.statistics())["gateway"]
+            gateway = (await admin.admin.statistics())["gateway"]
         assert (gateway["runs"], gateway["failed_writes"]) == (0, 0)
         assert set(ended) <= {
             "exited", "failed the worker that ran it died", "failed the kernel died",

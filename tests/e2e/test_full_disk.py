@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from symphony_runtime.client import Client, ClientError, ServerError
+from symphony import AsyncClient, ClientError, ServerError
 
 from tests.e2e import programs as guests
 from tests.support.faults.small_disk import fill, free_bytes, small_disk
@@ -58,12 +58,12 @@ class Greedy:
 
     async def fill(self, seconds: float) -> None:
         """Each way once, which is accepted, and then all at once."""
-        async with Client(self._server.url, self._key) as client:
+        async with AsyncClient(self._server.url, self._key, retries=0) as client:
             for name, program in (
                 ("ending", ENDING), ("lasting", LASTING), ("save", guests.SAVE_WASM),
                 ("hang", guests.HANG_WASM),
             ):  # fmt: skip
-                await client.upload(program, name)
+                await client.programs.upload(program, name)
             for way in self.ways.values():
                 await way(client, 0)
             with contextlib.suppress(TimeoutError):
@@ -71,7 +71,7 @@ class Greedy:
                     ways = self.ways.items()
                     await asyncio.gather(*(self._again(n, way, client) for n, way in ways))
 
-    async def _again(self, name: str, way: Any, client: Client) -> None:
+    async def _again(self, name: str, way: Any, client: AsyncClient) -> None:
         number = 1
         while True:
             try:
@@ -83,29 +83,31 @@ class Greedy:
                 await asyncio.sleep(0.1)
             number += 1
 
-    async def _ended(self, client: Client, _: int) -> None:
+    async def _ended(self, client: AsyncClient, _: int) -> None:
         await client.start("ending")
         await asyncio.sleep(0.05)
 
-    async def _live(self, client: Client, _: int) -> None:
+    async def _live(self, client: AsyncClient, _: int) -> None:
         await client.start("lasting")
         await asyncio.sleep(0.05)
 
-    async def _input(self, client: Client, _: int) -> None:
+    async def _input(self, client: AsyncClient, _: int) -> None:
         await client.start("hang", "x" * 500_000)
 
-    async def _messages(self, client: Client, number: int) -> None:
+    async def _messages(self, client: AsyncClient, number: int) -> None:
         if number % 50 == 0 or not self._run:
             self._run = await client.start("hang")
-        await client.send(self._run, b"x" * 60_000)
+        await client.runs.send(self._run, b"x" * 60_000)
 
-    async def _programs(self, client: Client, number: int) -> None:
-        await client.upload(guests.wasm(main("(nop)" * number + "(i32.const 0)")), f"p{number}")
+    async def _programs(self, client: AsyncClient, number: int) -> None:
+        await client.programs.upload(
+            guests.wasm(main("(nop)" * number + "(i32.const 0)")), f"p{number}"
+        )
 
-    async def _kv(self, client: Client, _: int) -> None:
+    async def _kv(self, client: AsyncClient, _: int) -> None:
         await client.run("save")
 
-    async def _upload(self, client: Client, number: int) -> None:
+    async def _upload(self, client: AsyncClient, number: int) -> None:
         """Files that are good, and now and then one that is large and none."""
 
         async def flood() -> AsyncIterator[bytes]:
@@ -113,14 +115,14 @@ class Greedy:
                 yield b"x" * MIB
 
         if number % 4 == 3:
-            await client.kv_upload(f"up{number}", flood())
+            await client.kv.upload(f"up{number}", flood())
         else:
-            await client.kv_upload(f"up{number}", KV_FILE, rebuild=True)
+            await client.kv.upload(f"up{number}", KV_FILE, rebuild=True)
 
-    async def _secrets(self, client: Client, number: int) -> None:
+    async def _secrets(self, client: AsyncClient, number: int) -> None:
         await self._put(f"/v1/secrets/S{number}", {"value": "x" * 4000, "hosts": ["example.com"]})
 
-    async def _keys(self, _: Client, number: int) -> None:
+    async def _keys(self, _: AsyncClient, number: int) -> None:
         await self._put("/v1/programs/hang/runs?detach=1", {}, {"Idempotency-Key": f"k{number}"})
 
     async def _put(self, path: str, body: Any, headers: dict[str, str] | None = None) -> None:
@@ -130,7 +132,7 @@ class Greedy:
             raise ServerError(status, answer, None)
 
 
-async def _outputs(client: Client) -> dict[str, Any]:
+async def _outputs(client: AsyncClient) -> dict[str, Any]:
     """What another tenant's new runs send; none is refused or killed."""
     found = {}
     for name in ("hello", "decode"):
@@ -143,8 +145,8 @@ async def _outputs(client: Client) -> dict[str, Any]:
 async def test_full_disk_of_one_tenant_leaves_others_working(disk: Path) -> None:
     with running_server(disk, "--disk-reserve-bytes", str(RESERVE)) as server:
         async with server.admin() as admin, server.client() as client:
-            await client.upload(guests.HELLO_WASM, "hello")
-            await client.upload(guests.DECODE_WASM, "decode")
+            await client.programs.upload(guests.HELLO_WASM, "hello")
+            await client.programs.upload(guests.DECODE_WASM, "decode")
             outputs = await _outputs(client)
             before = [(await client.run("decode", "\x10"))["id"] for _ in range(3)]
             greedy = Greedy(server, await server.add_tenant("greedy"))
@@ -163,16 +165,16 @@ async def test_full_disk_of_one_tenant_leaves_others_working(disk: Path) -> None
             await asyncio.sleep(1.5)
             assert not await _healthy(server)
             for run in before:
-                assert (await client.result(run))["messages"] == outputs["decode"]
-            assert (await admin.change_tenant("greedy", suspended=True))["suspended"]
+                assert (await client.runs.get(run))["messages"] == outputs["decode"]
+            assert (await admin.admin.change_tenant("greedy", suspended=True))["suspended"]
             await _delete(admin)
-            await client.delete_run(before.pop())
+            await client.runs.delete(before.pop())
             filler.unlink()
             await wait_until(lambda: free_bytes(disk) >= DISK - 2 * RESERVE, 60)
             await wait_until(lambda: _healthy(server), 60)
             assert await _outputs(client) == outputs
             for run in before:
-                assert (await client.result(run))["messages"] == outputs["decode"]
+                assert (await client.runs.get(run))["messages"] == outputs["decode"]
         assert "Traceback" not in server.log.read_text()
 
 
@@ -180,12 +182,12 @@ async def _healthy(server: RunningServer) -> bool:
     return not (await server.ask("GET", "/readyz"))[1]["degraded"]
 
 
-async def _delete(admin: Client) -> None:
+async def _delete(admin: AsyncClient) -> None:
     """As often as the server says that it has to be asked again."""
     async with asyncio.timeout(40):
         while True:
             try:
-                return await admin.delete_tenant("greedy", everything=True)
+                return await admin.admin.delete_tenant("greedy", everything=True)
             except ClientError as error:
                 if "ask again" not in str(error):
                     raise

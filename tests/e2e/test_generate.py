@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from symphony_runtime.client import Client, message_bytes
+from symphony import AsyncClient, message_bytes
 
 from tests.e2e.programs import DECODE_WASM, wasm
 from tests.support.server.server import RunningServer, first_message, running_server
@@ -32,15 +32,15 @@ ABUSERS = {
 }
 
 
-async def output(client: Client, program: str, data: str = "") -> bytes:
+async def output(client: AsyncClient, program: str, data: str = "") -> bytes:
     result = await client.run(program, input=data)
     assert (result["status"], result["exit_code"]) == ("exited", 0), result
     return b"".join(map(message_bytes, result["messages"]))
 
 
-async def test_generation_alone_and_among_many_equals_a_loop_of_preds(client: Client) -> None:
-    loop = (await client.upload(DECODE_WASM))["id"]
-    generating = (await client.upload(TAKER_WASM))["id"]
+async def test_generation_alone_and_among_many_equals_a_loop_of_preds(client: AsyncClient) -> None:
+    loop = (await client.programs.upload(DECODE_WASM))["id"]
+    generating = (await client.programs.upload(TAKER_WASM))["id"]
     expected = await output(client, loop, "\x1e")
     tokens = [int.from_bytes(expected[i : i + 4], "little") for i in range(0, 120, 4)]
     assert ids(await output(client, generating)) == tokens
@@ -54,10 +54,10 @@ async def test_generation_alone_and_among_many_equals_a_loop_of_preds(client: Cl
 
 @pytest.mark.parametrize("name", ABUSERS)
 async def test_generation_abuse_ends_and_leaves_nothing(
-    server: RunningServer, client: Client, name: str
+    server: RunningServer, client: AsyncClient, name: str
 ) -> None:
-    program = (await client.upload(wasm(ABUSERS[name])))["id"]
-    neighbour = (await client.upload(TAKER_WASM))["id"]
+    program = (await client.programs.upload(wasm(ABUSERS[name])))["id"]
+    neighbour = (await client.programs.upload(TAKER_WASM))["id"]
     before = await server.wait_until_idle()
     expected = await output(client, neighbour)
     abused, said = await asyncio.gather(client.run(program), output(client, neighbour))
@@ -71,7 +71,7 @@ async def test_generation_abuse_ends_and_leaves_nothing(
 async def test_generations_of_a_dead_worker_end_with_it(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         async with server.client() as client:
-            program = (await client.upload(wasm(taker(ENDLESS, 8))))["id"]
+            program = (await client.programs.upload(wasm(taker(ENDLESS, 8))))["id"]
             before = await server.counters()
             runs = [await client.start(program) for _ in range(5)]
             await first_message(client, runs[-1])
@@ -79,5 +79,5 @@ async def test_generations_of_a_dead_worker_end_with_it(tmp_path: Path) -> None:
             after = await server.wait_until_idle()
             assert after["pages_free"] == before["pages_free"]
             await server.wait_until_ready()
-            short = (await client.upload(TAKER_WASM))["id"]
+            short = (await client.programs.upload(TAKER_WASM))["id"]
             assert len(ids(await output(client, short))) == 30

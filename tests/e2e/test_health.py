@@ -96,7 +96,7 @@ async def test_new_runs_with_a_hanging_worker_go_to_the_other(tmp_path: Path) ->
         pids = await server.pids()
         workers = [pids["worker-0"], pids["worker-1"]]
         async with server.client() as client:
-            await client.upload(guests.HELLO_WASM, "hello")
+            await client.programs.upload(guests.HELLO_WASM, "hello")
             for name, pid in zip(("worker-0", "worker-1"), workers, strict=True):
                 os.kill(pid, signal.SIGSTOP)
                 try:
@@ -129,8 +129,8 @@ async def test_removed_data_directory_is_reported_and_nothing_is_acknowledged(
     data_dir = tmp_path / "data"
     with running_server(data_dir) as server:
         async with server.client() as client, server.admin() as admin:
-            await client.upload(guests.DECODE_WASM, name="decode")
-            await client.upload(guests.HANG_WASM, name="hang")
+            await client.programs.upload(guests.DECODE_WASM, name="decode")
+            await client.programs.upload(guests.HANG_WASM, name="hang")
             run, key = await client.start("hang"), server.key
             gone = data_dir if what == "all" else data_dir / "symphony.sqlite"
             gone.rename(tmp_path / "away")
@@ -140,12 +140,12 @@ async def test_removed_data_directory_is_reported_and_nothing_is_acknowledged(
             ]
             assert all(role["ready"] for role in body["roles"])
             for asked in (
-                client.upload(guests.SPIN_WASM, name="spin"),
+                client.programs.upload(guests.SPIN_WASM, name="spin"),
                 client.run("decode", input="\x02"),
                 client.start("decode"),
-                client.result(run),
-                client.delete_program("decode"),
-                admin.statistics(),
+                client.runs.get(run),
+                client.programs.delete("decode"),
+                admin.admin.statistics(),
             ):
                 error = await refused(asked)
                 assert error.status == 503
@@ -156,7 +156,7 @@ async def test_removed_data_directory_is_reported_and_nothing_is_acknowledged(
             (tmp_path / "away").rename(gone)
             assert (await told(server, 200))["missing"] == []
             assert (await client.run("decode", input="\x02"))["status"] == "exited"
-            await client.cancel(run)
+            await client.runs.cancel(run)
         assert "Traceback" not in server.log.read_text()
 
 

@@ -9,11 +9,11 @@ import contextlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from symphony import AsyncClient, ServerError
+from symphony.client.views import RunResult
 from symphony_runtime.cli.projects import build
-from symphony_runtime.client import Client, ServerError
 from wasmtime import wat2wasm
 
 from tests.hostile.cases import ENDLESS, Guest
@@ -46,30 +46,31 @@ GUESTS = {**LOOPS, **BOMBS, **ENDINGS}
 
 
 async def played(
-    client: Client, program: str, given: str, entry: str | None = None
-) -> dict[str, Any]:
+    client: AsyncClient, program: str, given: str, entry: str | None = None
+) -> RunResult:
     run = await client.start(program, input=given, entry=entry)
     with contextlib.suppress(ServerError):  # it may have ended already
-        await client.send(run, b"one", close=True)
+        await client.runs.send(run, b"one", close=True)
     return await wait_for_end(client, run)
 
 
 async def test_assemblyscript_abort_ends_the_run_with_its_message(
-    client: Client, tmp_path: Path
+    client: AsyncClient, tmp_path: Path
 ) -> None:
     program = compiled("tests/aborts.ts", tmp_path / "aborts.wasm", "--debug")
-    uploaded = await client.upload(program, "aborts")
+    uploaded = await client.programs.upload(program, "aborts")
     for part, words in ABORTS.items():
         result = await client.run(uploaded["id"], input=part)
         assert result["status"] == "trapped", result
-        assert result["error"].startswith(words)
+        assert (result["error"] or "").startswith(words)
 
 
-async def test_sdk_tours_import_nothing_late(client: Client, tmp_path: Path) -> None:
+async def test_sdk_tours_import_nothing_late(client: AsyncClient, tmp_path: Path) -> None:
     tour = compiled("tests/tour.ts", tmp_path / "tour.wasm")
     constraints = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
     ours, theirs, formats = [
-        (await client.upload(wasm))["id"] for wasm in (tour, build(PROBE).read_bytes(), constraints)
+        (await client.programs.upload(wasm))["id"]
+        for wasm in (tour, build(PROBE).read_bytes(), constraints)
     ]
     ended = await asyncio.gather(
         *(played(client, ours, part) for part in PARTS),
@@ -77,21 +78,21 @@ async def test_sdk_tours_import_nothing_late(client: Client, tmp_path: Path) -> 
         played(client, formats, ""),
     )
     assert {each["status"] for each in ended} == {"exited", "trapped"}
-    for path in [file["path"] async for file in client.kv()]:  # others find none of these
-        await client.kv_remove(path)
+    for path in [file["path"] async for file in client.kv.list()]:  # others find none of these
+        await client.kv.remove(path)
 
 
 async def test_hostile_guests_import_nothing_late(server: RunningServer) -> None:
-    async def meet(client: Client, guest: Guest) -> str:
+    async def meet(client: AsyncClient, guest: Guest) -> str:
         source = guest.source
         wasm = source if isinstance(source, bytes) else bytes(wat2wasm(source))
-        program = (await client.upload(wasm))["id"]
+        program = (await client.programs.upload(wasm))["id"]
         run = await client.start(
             program, input=guest.data.decode("latin-1"), limits=dict(guest.limits)
         )
         if guest.status == ENDLESS:
             await asyncio.sleep(TURNS_SECONDS)
-            await client.cancel(run)
+            await client.runs.cancel(run)
         return str((await wait_for_end(client, run))["status"])
 
     async with server.client() as client:

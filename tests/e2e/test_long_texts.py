@@ -3,8 +3,8 @@
 import asyncio
 import time
 
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
-from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
 from tests.support.server.server import RunningServer, first_message
@@ -45,16 +45,16 @@ async def test_long_texts_of_one_tenant_do_not_delay_anothers_prompts(
     async with server.admin() as admin:
         key = await server.add_tenant("tokenizes")
         alone = await prompt_seconds(server, 0)
-        async with Client(server.url, key) as client:
-            program = await client.upload(bytes(wat2wasm(TOKENIZES)))
+        async with AsyncClient(server.url, key, retries=0) as client:
+            program = await client.programs.upload(bytes(wat2wasm(TOKENIZES)))
             runs = [await client.start(program["id"]) for _ in range(GUESTS)]
             async with asyncio.timeout(30):
                 await asyncio.gather(*(first_message(client, run) for run in runs))
             beside = await prompt_seconds(server, 100)
-            await asyncio.gather(*(client.cancel(run) for run in runs))
+            await asyncio.gather(*(client.runs.cancel(run) for run in runs))
             await asyncio.sleep(1.0)
             after = await prompt_seconds(server, 200)
-        await admin.delete_tenant("tokenizes", everything=True)
+        await admin.admin.delete_tenant("tokenizes", everything=True)
     print("alone", alone, "beside", beside, "after", after)
     middle = TIMES // 2
     # Two threads of texts, a kernel and a worker share two processors with the test.

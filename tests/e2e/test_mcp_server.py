@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -31,8 +30,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 async def test_official_client_lists_and_calls(own: RunningServer, mode: str) -> None:
     async with own.client() as client:
         person = {"input_schema": PERSON, "output_schema": PERSON, "description": "Repeats."}
-        await client.upload(declared(MIRROR_WASM, **person), "person")
-        await client.upload(sender(b"one", b"two"), "two")
+        await client.programs.upload(declared(MIRROR_WASM, **person), "person")
+        await client.programs.upload(sender(b"one", b"two"), "two")
     async with mcp_client(own.url, own.key, mode) as mcp:
         tools = {tool.name: tool for tool in (await mcp.list_tools()).tools}
         assert tools["person"].description == "Repeats."
@@ -56,10 +55,10 @@ async def test_official_client_lists_and_calls(own: RunningServer, mode: str) ->
 
 async def test_programs_that_fail_are_told_to_the_model(own: RunningServer) -> None:
     async with own.client() as client:
-        await client.upload(guests.TRAP_WASM, "trap")
-        await client.upload(guests.SPIN_WASM, "spin")
+        await client.programs.upload(guests.TRAP_WASM, "trap")
+        await client.programs.upload(guests.SPIN_WASM, "spin")
     async with own.admin() as admin:
-        await admin.change_tenant("default", quotas={"cpu_ms": 100})
+        await admin.admin.change_tenant("default", quotas={"cpu_ms": 100})
     try:
         async with mcp_client(own.url, own.key) as mcp:
             for name, words in (("trap", "the program trapped: "), ("spin", "was killed: cpu")):
@@ -68,16 +67,15 @@ async def test_programs_that_fail_are_told_to_the_model(own: RunningServer) -> N
                 assert words in texts(result.content)
     finally:
         async with own.admin() as admin:
-            await admin.change_tenant("default", quotas={"cpu_ms": None})
+            await admin.admin.change_tenant("default", quotas={"cpu_ms": None})
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_cancelled_call_ends_its_run(own: RunningServer, mode: str) -> None:
     async with own.client() as client, mcp_client(own.url, own.key, mode) as mcp:
-        await client.upload(guests.HANG_WASM, "hang")
+        await client.programs.upload(guests.HANG_WASM, "hang")
         calling = asyncio.create_task(mcp.call_tool("hang", {}))
-        runs: list[dict[str, Any]] = []
-        while not (runs := await client.live_runs()):
+        while not (runs := await client.runs.live()):
             assert not calling.done()
             await asyncio.sleep(0.02)
         calling.cancel()
@@ -89,7 +87,7 @@ async def test_cancelled_call_ends_its_run(own: RunningServer, mode: str) -> Non
 async def test_tenants_do_not_see_each_other_s_tools(own: RunningServer) -> None:
     key = await own.add_tenant("acme")
     async with own.client() as client:
-        await client.upload(MIRROR_WASM, "mine")
+        await client.programs.upload(MIRROR_WASM, "mine")
     async with mcp_client(own.url, key) as mcp:
         assert (await mcp.list_tools()).tools == []
         with pytest.raises(MCPError, match="Unknown tool"):
@@ -106,7 +104,9 @@ async def test_wrong_key_is_refused(own: RunningServer) -> None:
 
 async def test_openai_agents_list_and_call_the_tools(own: RunningServer) -> None:
     async with own.client() as client:
-        await client.upload(declared(MIRROR_WASM, input_schema=PERSON, description="d"), "person")
+        await client.programs.upload(
+            declared(MIRROR_WASM, input_schema=PERSON, description="d"), "person"
+        )
     headers = {"Authorization": f"Bearer {own.key}"}
     async with MCPServerStreamableHttp({"url": f"{own.url}/mcp", "headers": headers}) as agent:
         tools = {tool.name: tool.description for tool in await agent.list_tools()}
@@ -117,7 +117,9 @@ async def test_openai_agents_list_and_call_the_tools(own: RunningServer) -> None
 
 async def test_server_is_a_tool_server_of_another(own: RunningServer, tmp_path: Path) -> None:
     async with own.client() as client:
-        await client.upload(declared(MIRROR_WASM, input_schema=PERSON, description="d"), "person")
+        await client.programs.upload(
+            declared(MIRROR_WASM, input_schema=PERSON, description="d"), "person"
+        )
     config = tmp_path / "symphony.toml"
     headers = f'{{Authorization = "Bearer {own.key}"}}'
     config.write_text(
@@ -133,9 +135,9 @@ async def test_server_is_a_tool_server_of_another(own: RunningServer, tmp_path: 
 @pytest.mark.parametrize("name", ["best_of_n", "skeleton"])
 async def test_examples_keep_to_their_manifests(own: RunningServer, name: str) -> None:
     async with own.client() as client:
-        shown = await client.upload(built(EXAMPLES / name).read_bytes(), name)
+        shown = await client.programs.upload(built(EXAMPLES / name).read_bytes(), name)
     manifest = json.loads((EXAMPLES / name / "manifest.json").read_text())
-    assert {key: shown[key] for key in manifest} == manifest
+    assert manifest.items() <= shown.items()
     async with mcp_client(own.url, own.key) as mcp:
         result = await mcp.call_tool(name, scenario(name)["input"])
         assert not result.is_error, texts(result.content)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from symphony import message_bytes
 from symphony_kernel import tiny_model
-from symphony_runtime.client import message_bytes
 from tokenizers import Tokenizer
 from wasmtime import wat2wasm
 
@@ -48,7 +48,7 @@ def tokenizer() -> Tokenizer:
 async def greedy_text(server: RunningServer, tokenizer: Tokenizer, prompt: str) -> str:
     """The same by a guest that makes a pass a token; it is compared with transformers elsewhere."""
     async with server.client() as own:
-        program = await own.upload(wat2wasm(greedy(TOKENS)), name="greedy-openai")
+        program = await own.programs.upload(wat2wasm(greedy(TOKENS)), name="greedy-openai")
         result = await own.run(program["id"], input=prompt)
     data = b"".join(map(message_bytes, result["messages"]))
     tokens = np.frombuffer(data, "<u4").tolist()

@@ -29,9 +29,9 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
     async def upload() -> None:
         async with server.client() as own:
-            await own.upload(guests.ECHO_WASM, name="echo-model")
-            await own.upload(guests.SPEAKER_WASM, name="speaker-model")
-            await own.upload(guests.CHATTY_WASM, name="chatty-model")
+            await own.programs.upload(guests.ECHO_WASM, name="echo-model")
+            await own.programs.upload(guests.SPEAKER_WASM, name="speaker-model")
+            await own.programs.upload(guests.CHATTY_WASM, name="chatty-model")
 
     asyncio.run(upload())
     with connect(server) as client:
@@ -72,7 +72,9 @@ async def test_idempotency_key_repeats_the_same_answer(
     assert len(asked) == 7
     assert len(set(asked)) == 4
     async with server.client() as own:
-        assert set(asked) <= {run["id"] async for run in own.runs()}, "a run with a key is kept"
+        assert set(asked) <= {run["id"] async for run in own.runs.list()}, (
+            "a run with a key is kept"
+        )
 
 
 def test_program_as_a_model_answers_with_its_messages(client: openai.OpenAI) -> None:
@@ -243,8 +245,8 @@ async def test_openai_requests_are_not_kept_as_runs_or_programs(
     async with server.client() as own:
 
         async def known() -> tuple[set[str], set[str]]:
-            programs = {program["id"] async for program in own.programs()}
-            return {run["id"] async for run in own.runs()}, programs
+            programs = {program["id"] async for program in own.programs.list()}
+            return {run["id"] async for run in own.runs.list()}, programs
 
         before = await known()
         completion = complete(client)
@@ -261,8 +263,8 @@ async def test_openai_request_under_way_is_a_run_that_can_be_cancelled(
     first = next(iter(stream))
     run = f"run_{first.id.removeprefix('cmpl-')}"
     async with server.client() as own:
-        assert (await own.result(run))["program_name"] == "openai"
-        assert (await own.cancel(run))["status"] == "killed"
+        assert (await own.runs.get(run))["program_name"] == "openai"
+        assert (await own.runs.cancel(run))["status"] == "killed"
         with pytest.raises(openai.APIError, match="cancelled"):
             list(stream)
-        assert (await own.result(run))["status"] == "killed"  # what fails is kept
+        assert (await own.runs.get(run))["status"] == "killed"  # what fails is kept

@@ -128,7 +128,7 @@ async def test_other_routes_make_spans_of_their_clients_traces(
     traced: RunningServer, collector: Collector
 ) -> None:
     async with traced.client() as client:
-        await client.upload(HELLO_WASM, name="hello")
+        await client.programs.upload(HELLO_WASM, name="hello")
     messages = [{"role": "user", "content": "hi"}]
     routes: dict[str, tuple[dict[str, Any], str]] = {
         "/v1/messages": ({"model": "tiny", "max_tokens": 3, "messages": messages}, "chat tiny"),
@@ -171,7 +171,7 @@ async def test_children_and_their_tools_are_below_their_run(
 ) -> None:
     trace, above, headers = parent()
     async with traced.client() as client:
-        await client.upload(FAMILY_WASM, name="family")
+        await client.programs.upload(FAMILY_WASM, name="family")
     result = await post(traced, "/v1/programs/family/runs", {}, headers)
     assert (result["status"], result["exit_code"]) == ("exited", 0), result
     request = collector.wait_below(trace, above)
@@ -201,7 +201,7 @@ async def test_traced_run_has_spans_of_preds_and_steps(
 ) -> None:
     trace, _, headers = parent()
     async with traced.client() as client:
-        await client.upload(DECODE_WASM, name="decode")
+        await client.programs.upload(DECODE_WASM, name="decode")
     body = {"input": "\x08", "trace": True}
     result = await post(traced, "/v1/programs/decode/runs", body, headers)
     assert result["usage"]["completion_tokens"] == 8
@@ -225,11 +225,11 @@ async def test_detached_run_has_a_trace_of_its_own_with_a_link(
 ) -> None:
     trace, above, headers = parent()
     async with traced.client() as client:
-        await client.upload(DECODE_WASM, name="detached")
+        await client.programs.upload(DECODE_WASM, name="detached")
         started = await post(
             traced, "/v1/programs/detached/runs?detach=1", {"input": "\x08"}, headers
         )
-        [_ async for _ in client.events(started["id"])]
+        [_ async for _ in client.runs.events(started["id"])]
     run = only(collector.wait("invoke_workflow detached"))
     request = collector.wait_below(trace, above)
     assert (run.trace != trace, run.parent) == (True, "")
@@ -241,7 +241,7 @@ async def test_request_that_is_not_sampled_has_no_spans(
     traced: RunningServer, collector: Collector
 ) -> None:
     async with traced.client() as client:
-        await client.upload(DECODE_WASM, name="unsampled")
+        await client.programs.upload(DECODE_WASM, name="unsampled")
     trace, _, headers = parent(sampled=False)
     for query in ("", "?detach=1"):
         body = {"input": "\x02", "trace": True}

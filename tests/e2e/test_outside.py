@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from symphony import message_bytes
 from symphony_runtime.cli.projects import build
 from symphony_runtime.config.serve import read_options
 
@@ -47,10 +48,10 @@ async def test_egress_of_real_processes_survives_a_dead_gateway(tmp_path: Path) 
         given = {"prompt": "def f():", "url": f"{url}/api/{{name}}", "force": ["a b"],
                  "max_tokens": 4, "force_after": 2}  # fmt: skip
         async with server.client() as client:
-            program = await client.upload(wasm.read_bytes())
+            program = await client.programs.upload(wasm.read_bytes())
             result = await client.run(program["id"], given)
             assert result["exit_code"] == 0, result
-            found = json.loads(result["messages"][1])["found"]
+            found = json.loads(message_bytes(result["messages"][1]))["found"]
             assert json.loads(found) == {"path": "/api/a%20b", "method": "GET"}
 
     async def lose_the_gateway(server: RunningServer) -> None:
@@ -62,7 +63,7 @@ async def test_egress_of_real_processes_survives_a_dead_gateway(tmp_path: Path) 
         os.kill(gateway, signal.SIGKILL)
         await server.wait_for_another("gateway", gateway)
         async with server.client() as client:
-            ended = await client.result(run)
+            ended = await client.runs.get(run)
             # It had its ticket, and heard no more.
             assert (ended["status"], len(ended["messages"])) == ("failed", 3)
             assert "gateway died" in ended["reason"]

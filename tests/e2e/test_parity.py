@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from symphony import AsyncClient, message_bytes
+from symphony.client.views import RunResult
 from symphony_kernel import tiny_model
-from symphony_runtime.client import Client, message_bytes
 from transformers import GenerationConfig
 from wasmtime import wat2wasm
 
@@ -74,15 +74,17 @@ def random_135m(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     yield from pair(directory, data_dir, "--model", str(directory))
 
 
-def output(result: dict[str, Any]) -> bytes:
+def output(result: RunResult) -> bytes:
     assert (result["status"], result["exit_code"]) == ("exited", 0), result
     return b"".join(map(message_bytes, result["messages"]))
 
 
-async def decode(client: Client, texts: list[str]) -> list[list[int]]:
-    program = (await client.upload(wat2wasm(greedy(TOKENS, waits=True)), name="greedy"))["id"]
+async def decode(client: AsyncClient, texts: list[str]) -> list[list[int]]:
+    program = (await client.programs.upload(wat2wasm(greedy(TOKENS, waits=True)), name="greedy"))[
+        "id"
+    ]
     runs = [await client.start(program, input=text) for text in texts]
-    await asyncio.gather(*(client.send(each, b"go") for each in runs))
+    await asyncio.gather(*(client.runs.send(each, b"go") for each in runs))
     sent = [output(await wait_for_end(client, each)) for each in runs]
     return [np.frombuffer(each, "<u4").tolist() for each in sent]
 
@@ -106,7 +108,7 @@ async def check_tokens(models: Pair) -> None:
 
 async def check_logits(models: Pair, place: str) -> None:
     async with models.server.client() as client:
-        program = await client.upload(wat2wasm(logits(place)), name="logits")
+        program = await client.programs.upload(wat2wasm(logits(place)), name="logits")
         sent = output(await client.run(program["id"], input=PROMPT))
     expected = models.peer.logits(models.peer.prompt(PROMPT)).numpy()
     expected = expected if place == "all" else expected[-1:]

@@ -1,12 +1,13 @@
 """What one run computed and offered, another run of its tenant need not compute again."""
 
 from pathlib import Path
-from typing import Any
 
-from symphony_runtime.client import Client, message_bytes
+from symphony import AsyncClient, message_bytes
+from symphony.client.views import RunResult
 
 from tests.e2e.programs import wasm
 from tests.support.server.server import running_server
+from tests.support.usage import used
 from tests.support.worker.guests import call, drop, main, say
 from tests.support.worker.snippets import CREATE, KV
 
@@ -30,7 +31,7 @@ COMPLETE = wasm(
 )
 
 
-def numbers(result: dict[str, Any]) -> list[int]:
+def numbers(result: RunResult) -> list[int]:
     assert (result["status"], result["exit_code"]) == ("exited", 0), result["reason"]
     return [int.from_bytes(message_bytes(each), "little") for each in result["messages"]]
 
@@ -40,27 +41,27 @@ async def test_prefix_of_an_earlier_run_is_not_computed_again(tmp_path: Path) ->
     longer = text + "\x07\0\0\0" * 10
     with running_server(tmp_path, executor="torch") as server:
         other = await server.add_tenant("acme")
-        async with server.client() as client, Client(server.url, other) as stranger:
+        async with server.client() as client, AsyncClient(server.url, other, retries=0) as stranger:
             for each in (client, stranger):
-                await each.upload(COMPLETE, name="complete")
+                await each.programs.upload(COMPLETE, name="complete")
             first = await client.run("complete", input=text)
-            assert (first["usage"]["prompt_tokens"], first["usage"]["cached_tokens"]) == (100, 0)
+            assert (used(first)["prompt_tokens"], used(first)["cached_tokens"]) == (100, 0)
             before = await server.wait_until_idle()
             second = await client.run("complete", input=text)
             after = await server.wait_until_idle()
-            assert (second["usage"]["prompt_tokens"], second["usage"]["cached_tokens"]) == (4, 96)
+            assert (used(second)["prompt_tokens"], used(second)["cached_tokens"]) == (4, 96)
             assert after["prefill_tokens"] - before["prefill_tokens"] == 4
             assert after["prefix_cache_hit_tokens"] - before["prefix_cache_hit_tokens"] == 96
             assert numbers(second) == [96, numbers(first)[1]]
             third = await client.run("complete", input=longer)
-            assert third["usage"]["cached_tokens"] == 96
+            assert used(third)["cached_tokens"] == 96
             fourth = await client.run("complete", input=longer)
-            assert fourth["usage"]["cached_tokens"] == 96
+            assert used(fourth)["cached_tokens"] == 96
             assert numbers(fourth) == numbers(third)
             tree = server.symphony("kv", "prefixes").stdout.splitlines()
             assert [line.split("  ")[0] for line in tree[:1]] == ["3 hits"]
             foreign = await stranger.run("complete", input=text)
-            assert foreign["usage"]["cached_tokens"] == 0
+            assert used(foreign)["cached_tokens"] == 0
             assert numbers(foreign) == numbers(first)
             idle = await server.wait_until_idle()
             assert idle["pages_free"] + idle["prefix_cache_idle_pages"] == idle["pages"]

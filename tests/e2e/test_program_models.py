@@ -66,7 +66,7 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
         async with server.client() as own:
             await upload_scripted(own)
             for name, wasm in PROGRAMS.items():
-                await own.upload(wasm, name=name)
+                await own.programs.upload(wasm, name=name)
 
     asyncio.run(upload())
     with connect(server) as client:
@@ -194,7 +194,7 @@ async def test_broken_answer_is_502_and_ends_the_run(
     assert (error.value.status_code, error.value.code) == (502, "broken_answer")
     await server.wait_until_idle()
     async with server.client() as own:
-        ended = await anext(aiter(own.runs()))
+        ended = await anext(aiter(own.runs.list()))
     assert (ended["program_name"], ended["status"]) == ("broken", "killed")
     assert ended["reason"].startswith("the program's answer is broken: a record has 1 to 65536")
 
@@ -258,8 +258,8 @@ async def test_answer_with_its_usage_does_not_wait_for_the_program(
     answer = await asyncio.to_thread(ask, client, [], "answers-first", timeout=20)
     assert answer.choices[0].message.content == "done"
     async with server.client() as own:
-        (live,) = await own.live_runs()
-        await own.cancel(live["id"])
+        (live,) = await own.runs.live()
+        await own.runs.cancel(live["id"])
     await server.wait_until_idle()
 
 

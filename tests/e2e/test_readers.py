@@ -35,7 +35,7 @@ async def test_stalled_readers_are_cut_off_and_cost_little(tmp_path: Path) -> No
             while time.monotonic() < end and cut < 4 * READERS:
                 await asyncio.sleep(0.1)
                 most = max(most, resident("gateway", pids["gateway"]))
-                cut = (await admin.statistics())["gateway"]["slow_readers"]
+                cut = (await admin.admin.statistics())["gateway"]["slow_readers"]
             readers.close()
             other.over.set()
             await playing

@@ -165,7 +165,9 @@ async def test_kept_response_is_a_run_with_its_request(server: RunningServer) ->
     with connect(server) as client:
         answer = respond(client, "read a file", **SHORT)
     async with server.client() as own:
-        events = [event async for event in own.events(f"run_{answer.id.removeprefix('resp_')}")]
+        events = [
+            event async for event in own.runs.events(f"run_{answer.id.removeprefix('resp_')}")
+        ]
     assert events[0].kind == "request"
     assert json.loads(events[0].data["text"])["body"]["input"] == "read a file"
     assert events[-1].data["status"] == "exited"

@@ -9,6 +9,7 @@ from tests.e2e.programs import wasm
 from tests.support.gateway.metrics import DECODE, names, scrape, value
 from tests.support.server.server import SYMPHONY, first_message, running_server
 from tests.support.server.terminal import on_terminal
+from tests.support.usage import used
 from tests.support.waiting import wait_until
 from tests.support.worker.guests import call, drop, main
 
@@ -24,7 +25,7 @@ async def test_metrics_continue_after_a_kernel_restart(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         admin = server.admin_key
         async with server.client() as client:
-            await client.upload(DECODE, "decode")
+            await client.programs.upload(DECODE, "decode")
             await client.run("decode")
             before = await scrape(server.url, admin)
             kernel = (await server.pids())["kernel"]
@@ -51,12 +52,12 @@ async def test_metrics_continue_after_a_kernel_restart(tmp_path: Path) -> None:
 async def test_metrics_count_the_usage_of_a_run_whose_worker_died(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         async with server.client() as client:
-            await client.upload(DECODE_AND_HANG, "hang")
+            await client.programs.upload(DECODE_AND_HANG, "hang")
             run = await client.start("hang")
             await first_message(client, run)
             os.kill((await server.pids())["worker-0"], signal.SIGKILL)
-            events = [event async for event in client.events(run)]
-            usage = (await client.result(run))["usage"]
+            events = [event async for event in client.runs.events(run)]
+            usage = used(await client.runs.get(run))
         assert events[-1].data["status"] == "failed"
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (8, 1)
         series = await scrape(server.url, server.key)

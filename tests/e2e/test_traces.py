@@ -6,20 +6,21 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e.programs import DECODE_WASM, wasm
 from tests.runtime.gateway.runs.test_trace import KERNEL, checked, of
 from tests.support.server.server import RunningServer
+from tests.support.usage import used
 from tests.support.worker.generating_guests import given, taker
 
 
 async def test_trace_of_a_decoding_run_shows_calls_and_steps(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(DECODE_WASM, name="decode-traced")
+    await client.programs.upload(DECODE_WASM, name="decode-traced")
     traced = await client.run("decode-traced", input="\x20", trace=True)
-    assert traced["usage"]["completion_tokens"] == 32
+    assert used(traced)["completion_tokens"] == 32
     run = traced["id"]
     done = server.symphony("trace", run, "-o", str(tmp_path / "trace.json"))
     assert done.returncode == 0, done.stderr
@@ -58,12 +59,12 @@ async def test_trace_of_a_decoding_run_shows_calls_and_steps(
     assert (missing.returncode, missing.stdout) == (1, "")
 
 
-async def test_trace_of_lookahead_steps_has_the_devices_times(client: Client) -> None:
+async def test_trace_of_lookahead_steps_has_the_devices_times(client: AsyncClient) -> None:
     """The kernel learns of some of them late and together; they were computed one by one."""
-    await client.upload(wasm(taker(given(max=64, ahead=64), 800)), name="generate-traced")
+    await client.programs.upload(wasm(taker(given(max=64, ahead=64), 800)), name="generate-traced")
     run = await client.run("generate-traced", trace=True)
-    assert run["usage"]["completion_tokens"] == 64
-    spans = checked(await client.trace(run["id"]))
+    assert used(run)["completion_tokens"] == 64
+    spans = checked(await client.runs.trace(run["id"]))
     steps = sorted((s["ts"], s["ts"] + s["dur"]) for s in of(spans, KERNEL, tid=1))
     assert len(steps) == 64
     assert all(began < ended for began, ended in steps)

@@ -63,13 +63,13 @@ def test_commands_delete_versions_and_names(server: RunningServer, tmp_path: Pat
 async def test_versions_and_counts_outlive_the_server(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         async with server.client() as client:
-            old = (await client.upload(guests.TRAP_WASM, "it"))["id"]
-            new = (await client.upload(guests.HELLO_WASM, "it"))["id"]
-            await client.rollback("it")
+            old = (await client.programs.upload(guests.TRAP_WASM, "it"))["id"]
+            new = (await client.programs.upload(guests.HELLO_WASM, "it"))["id"]
+            await client.programs.rollback("it")
             await client.run("it")
     with running_server(tmp_path) as server:
         async with server.client() as client:
             found = [(each["id"], each["current"], each["runs"], each["errors"])
-                     for each in await client.versions("it")]  # fmt: skip
+                     for each in await client.programs.versions("it")]  # fmt: skip
             assert found == [(new, False, 0, 0), (old, True, 1, 1)]
             assert (await client.run(f"it@{new}"))["exit_code"] == 0

@@ -40,7 +40,7 @@ def tracked(*folders: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel and the source distribution, and return their folder."""
+    """Build the wheels and the source distributions, and return their folder."""
     try:
         built_library(lambda _: None)
     except LibraryUnavailable as error:
@@ -54,8 +54,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wheel_of(dist: Path) -> Path:
-    [wheel] = dist.glob("*.whl")
+def wheel_of(dist: Path, name: str = "symphony_lip") -> Path:
+    [wheel] = dist.glob(f"{name}-*.whl")
     return wheel
 
 
@@ -94,22 +94,40 @@ def test_wheel_and_source_distribution_have_each_file_of_the_packages(dist: Path
         assert packed - set(wheel.namelist()) == set()
         sources = {n for n in wheel.namelist() if n.startswith("symphony_") and n.endswith(".py")}
         assert {name for name in sources if name not in packed} == set()
-    [source] = dist.glob("*.tar.gz")
+    [source] = dist.glob("symphony_lip-*.tar.gz")
     with tarfile.open(source) as archive:
         there = {name.partition("/")[2] for name in archive.getnames()}
     assert wanted | {"runtime/symphony_runtime/engine/hostcalls.c"} <= there
     assert [name for name in there if name.endswith((".so", ".pyc"))] == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS_MAX)
+def test_wheel_of_the_client_has_its_package_and_runs_anywhere(dist: Path) -> None:
+    wheel = wheel_of(dist, "symphony_client")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    wanted = {name for name in tracked("client") if name.startswith("client/symphony/")}
+    packed = {name.removeprefix("client/") for name in wanted}
+    assert {"symphony/__init__.py", "symphony/py.typed"} <= packed
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name for name in names if ".dist-info/" not in name} == packed
+    assert any(name.endswith("/LICENSE") for name in names)
+    [source] = dist.glob("symphony_client-*.tar.gz")
+    with tarfile.open(source) as archive_of_sources:
+        there = {name.partition("/")[2] for name in archive_of_sources.getnames()}
+    assert packed | {"LICENSE", "NOTICE", "README.md", "pyproject.toml"} <= there
+
+
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel with what it depends on; return the new environment's `bin`."""
+    """Install both wheels with what they depend on; return the new environment's `bin`."""
     place = tmp_path_factory.mktemp("environment")
     venv.create(place, with_pip=True, symlinks=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
     command = [
         str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--constraint",
-        str(ROOT / "constraints.txt"), str(wheel_of(dist)),
+        str(ROOT / "constraints.txt"), *map(str, dist.glob("*.whl")),
     ]  # fmt: skip
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False

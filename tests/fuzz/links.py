@@ -16,9 +16,9 @@ from random import Random
 from typing import Any
 
 import msgpack
+from symphony import AsyncClient, ClientError, ServerError
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import SocketLink, connect_unix
-from symphony_runtime.client import Client, ClientError, ServerError
 from wasmtime import wat2wasm
 
 from tests.fuzz.frames import Frames
@@ -148,7 +148,7 @@ def play(case: Case) -> tuple[int, list[str]]:
         async with SystemRig(folder, worker=False) as system, system.client() as client:
             evil = _Evil(system, wrong)
             await evil.connect()
-            await client.upload(bytes(wat2wasm(HELLO)), "hello")
+            await client.programs.upload(bytes(wat2wasm(HELLO)), "hello")
             rng = Random(len(case.frames))
             for index, frame in enumerate(case.frames):
                 if index % 20 == 0:
@@ -165,14 +165,14 @@ def play(case: Case) -> tuple[int, list[str]]:
     return len(case.frames), wrong
 
 
-async def _ask(client: Client, wrong: list[str]) -> None:
+async def _ask(client: AsyncClient, wrong: list[str]) -> None:
     """Start runs and look at them, as a client does; being told to come later is an answer."""
     began = time.monotonic()
     for _ in range(_RUNS):
         try:
             run = await client.start("hello")
-            await client.result(run)
-            [each async for each in client.runs()]
+            await client.runs.get(run)
+            [each async for each in client.runs.list()]
         except ServerError as error:
             if error.status >= 500 and error.status != 503:
                 wrong.append(f"a client was answered {error.status}: {error}")

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from symphony_runtime.client import message_bytes
+from symphony import message_bytes
 
 from tests.runtime.gateway.egress.test_http import site
 from tests.support.assemblyscript import compiled
@@ -245,7 +245,7 @@ async def test_egress_in_assemblyscript_works(tmp_path: Path) -> None:
             SystemRig(tmp_path, tools=tables, http=rules) as system,
             system.client() as client,
         ):
-            uploaded = await client.upload(wasm)
+            uploaded = await client.programs.upload(wasm)
             given = {"tool": "t.echo", "url": there.url}
             ended = await client.run(uploaded["id"], given)
     assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended

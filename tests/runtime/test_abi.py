@@ -5,6 +5,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import (
     ABORT,
     KINDS,
+    LANGUAGE,
     LIP,
     VALUE_TYPES,
     WASI,
@@ -79,6 +80,6 @@ def test_abi_handlers_all_belong_to_a_call() -> None:
 def test_abi_wasi_calls_carry_no_authority() -> None:
     opening = {"path_open", "fd_read", "sock_send", "fd_pread", "path_filestat_get", "poll_oneoff"}
     assert not opening & set(WASI_CALLS)
-    assert {module for module, _ in allowed_imports()} == {LIP, WASI, "env"}
+    assert {module for module, _ in allowed_imports()} == {LIP, WASI, "env", LANGUAGE}
     assert [name for module, name in allowed_imports() if module == "env"] == ["abort"]
     assert str(ABORT) == "(i32, i32, i32, i32) -> ()"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.ipc.server import Server
 from symphony_kernel.protocol.limits import SESSION_KEPT_BYTES
-from symphony_runtime.client import Client
 from symphony_runtime.worker.__main__ import keep_linked
 
 from tests.e2e import programs as guests
@@ -74,7 +74,7 @@ class Outage:
 
 
 def with_outages(
-    tmp_path: Path, scenario: Callable[[Outage, Client], Awaitable[None]], **config: Any
+    tmp_path: Path, scenario: Callable[[Outage, AsyncClient], Awaitable[None]], **config: Any
 ) -> None:
     async def whole() -> None:
         async with (
@@ -92,7 +92,7 @@ def with_outages(
 @pytest.mark.parametrize("seed", range(2))
 @run_by(with_outages, "tmp_path")
 async def test_kernel_links_cut_at_random_change_no_output(
-    outage: Outage, client: Client, *, seed: int
+    outage: Outage, client: AsyncClient, *, seed: int
 ) -> None:
     await upload(client)
     wanted = await crowd(client, 12, 20)
@@ -115,19 +115,21 @@ async def test_kernel_links_cut_at_random_change_no_output(
 
 
 @run_by(with_outages, "tmp_path", step_ms=10)
-async def test_kernel_away_limits_work_and_requests_wait(outage: Outage, client: Client) -> None:
+async def test_kernel_away_limits_work_and_requests_wait(
+    outage: Outage, client: AsyncClient
+) -> None:
     await upload(client)
-    await client.upload(guests.SPIN_WASM, "spin")
-    body = {"input": crash_guests.inputs(1, 120)}
-    live = [await client.start("greedy", **body) for _ in range(3)]
-    overstaying = await client.start("greedy", **body, limits={"wall_ms": 300})
+    await client.programs.upload(guests.SPIN_WASM, "spin")
+    given = crash_guests.inputs(1, 120)
+    live = [await client.start("greedy", given) for _ in range(3)]
+    overstaying = await client.start("greedy", given, limits={"wall_ms": 300})
     spinning = await client.start("spin", limits={"cpu_ms": 100})
     await asyncio.sleep(0.02)
     await outage.close()
     ready, roles = await client.ready()
     assert not ready
     assert [role["role"] for role in roles if not role["ready"]] == ["kernel", "worker-0"]
-    cancelling = asyncio.create_task(client.cancel(live[0]))
+    cancelling = asyncio.create_task(client.runs.cancel(live[0]))
     await wait_until(lambda: len(outage.system.worker.instances) <= 4)  # it waits for no kernel
     waiting = asyncio.create_task(client.run("greedy", input=crash_guests.inputs(2, 5)))
     # Each end waits for what the kernel says of its use; the programs are gone already.
@@ -146,8 +148,8 @@ async def test_kernel_away_limits_work_and_requests_wait(outage: Outage, client:
 
 
 @run_by(with_outages, "tmp_path", kernel_wait_seconds=0.2)
-async def test_kernel_away_for_long_refuses_requests(outage: Outage, client: Client) -> None:
-    await client.upload(crash_guests.PROGRAMS["greedy"], "greedy")
+async def test_kernel_away_for_long_refuses_requests(outage: Outage, client: AsyncClient) -> None:
+    await client.programs.upload(crash_guests.PROGRAMS["greedy"], "greedy")
     await outage.close()
     error = await refused(client.run("greedy", input=crash_guests.inputs(2, 5)))
     assert (error.status, error.retry_after) == (503, 1.0)
@@ -160,9 +162,11 @@ async def test_kernel_away_for_long_refuses_requests(outage: Outage, client: Cli
 
 
 @run_by(with_outages, "tmp_path")
-async def test_kernel_away_makes_a_flooding_program_wait(outage: Outage, client: Client) -> None:
+async def test_kernel_away_makes_a_flooding_program_wait(
+    outage: Outage, client: AsyncClient
+) -> None:
     flood = main("(loop $l (drop (call $kv_close (call $kv_create))) (br $l)) (i32.const 0)")
-    await client.upload(guests.wasm(flood), "flood")
+    await client.programs.upload(guests.wasm(flood), "flood")
     runs = [await client.start("flood") for _ in range(4)]
     await asyncio.sleep(0.05)
     await outage.close()
@@ -175,4 +179,4 @@ async def test_kernel_away_makes_a_flooding_program_wait(outage: Outage, client:
     assert session.backlog == kept < 2 * SESSION_KEPT_BYTES
     await outage.open()
     for run in runs:
-        await client.cancel(run)
+        await client.runs.cancel(run)

@@ -6,9 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from symphony import AsyncClient, message_bytes
+from symphony.client.views import RunResult
 from symphony_kernel import tiny_model
 from symphony_runtime.cli.projects import build
-from symphony_runtime.client import Client
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -28,7 +29,7 @@ PROGRAMS = sorted(
 )
 RUN_SECONDS_MAX = 200  # of an example, on a machine that does much else
 COUNTERS = ("tokens_computed", "prefill_tokens", "decode_tokens", "decode_rows", "decode_steps")
-Played = tuple[dict[str, Any], dict[str, int]]
+Played = tuple[RunResult, dict[str, int]]
 
 
 @cache
@@ -53,14 +54,14 @@ def play(server: RunningServer, program: str | Path, given: object, *messages: s
         wasm = built(EXAMPLES / program)
         before = await server.wait_until_idle()
         async with server.client() as client:
-            uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
+            uploaded = await client.programs.upload(wasm.read_bytes(), name=wasm.stem)
             run = await client.start(uploaded["id"], input=given)
             for message in messages:
-                await client.send(run, message.encode())
+                await client.runs.send(run, message.encode())
             if messages:  # a program that reads none may have ended by now
-                await client.send(run, b"", close=True)
+                await client.runs.send(run, b"", close=True)
             await wait_until_ended(server, client, run)
-            result = await client.result(run)
+            result = await client.runs.get(run)
         after = await server.wait_until_idle()
         for kept in ("pages_free", "names"):
             assert after[kept] == before[kept]
@@ -69,21 +70,21 @@ def play(server: RunningServer, program: str | Path, given: object, *messages: s
     return asyncio.run(main())
 
 
-async def wait_until_ended(server: RunningServer, client: Client, run: str) -> None:
+async def wait_until_ended(server: RunningServer, client: AsyncClient, run: str) -> None:
     """Wait for a run's end; if it hangs, fail with the counters and the server's log."""
     try:
         async with asyncio.timeout(RUN_SECONDS_MAX):
-            async for _ in client.events(run):
+            async for _ in client.runs.events(run):
                 pass
     except TimeoutError:
         counters, words = await server.counters(), server.log.read_text()
         raise AssertionError(f"{run} does not end: {counters}\n{words}") from None
 
 
-def answers(result: dict[str, Any]) -> list[Any]:
+def answers(result: RunResult) -> list[Any]:
     """Return the messages, each JSON, of a run that must have succeeded."""
     assert (result["status"], result["exit_code"]) == ("exited", 0), result
-    return [json.loads(message) for message in result["messages"]]
+    return [json.loads(message_bytes(message)) for message in result["messages"]]
 
 
 @cache

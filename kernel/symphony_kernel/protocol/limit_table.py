@@ -96,6 +96,8 @@ _RUN: Final = (
 _PROGRAM: Final = (
     Limit("program_bytes", Scope.PROGRAM, n.PROGRAM_BYTES_MAX, n.PROGRAM_BYTES_MAX,
           "bytes of the module", "gateway", "413"),
+    Limit("program_source_bytes", Scope.PROGRAM, n.PROGRAM_SOURCE_BYTES_MAX, None,
+          "bytes of a program that is uploaded as source", "gateway", "413"),
     Limit("program_functions", Scope.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, n.PROGRAM_FUNCTIONS_CEILING,
           "functions that it defines", "compiler", "400"),
     Limit("compile_cpu_ms", Scope.PROGRAM, 1_000 * n.COMPILE_CPU_SECONDS_MAX,

@@ -215,6 +215,8 @@ RANDOM_BYTES_MAX = 1 << 16  # of one call
 WAIT_TICKETS_MAX = RUN_TICKETS_MAX  # of one wait
 # --- Programs (gateway) --------------------------------------------------------------------------
 PROGRAM_BYTES_MAX = 16 << 20
+PROGRAM_SOURCE_BYTES_MAX = 256 << 10  # of a program that is uploaded as source
+PROGRAM_REASON_BYTES_MAX = 2_048  # of a language module that fails, or refuses a source
 PROGRAM_FUNCTIONS_MAX = 50_000
 # These are expensive for each instance, or for a worker that loads the program.
 PROGRAM_TYPES_MAX = 16_384
@@ -260,7 +262,7 @@ HTTP_DESCRIPTORS_KEPT = 512  # of that limit, for all other descriptors of the g
 HTTP_HEAD_SECONDS_MAX = 75.0
 # A tenant may have so many times the unused connections: one tenant has at most 4/5 of them.
 TENANT_CONNECTIONS_TIMES_UNUSED = 4
-REQUESTS_A_PASS = 4  # of one tenant that start in one pass of the gateway's event loop
+TENANT_PASS_SECONDS = 2e-3  # of one tenant in one pass of the gateway's event loop, about
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run gets 503 with Retry-After
 TENANT_MEMORY_TOTAL_BYTES_MAX = 8 << 30  # of linear memory and tables, in one worker
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429

@@ -258,10 +258,14 @@ class Exceeded(Message):
 
 @_message(30)
 class Module(Message):
-    """A compiled program, sent before the first `Start` (or spawn) that uses it."""
+    """A program, sent before the first `Start` (or spawn) that uses it.
+
+    The artefact is machine code. With a `language`, which names a module, it is source for that.
+    """
 
     module: str
     artefact: bytes
+    language: str = ""
 
 
 @_message(31)

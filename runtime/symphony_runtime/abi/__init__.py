@@ -1,8 +1,8 @@
 """The LIP ABI as data: every call that a guest may import, with its signature.
 
 `table.toml` is the one machine-readable copy of the calls of module `lip`. The few WASI calls and
-AssemblyScript's `env.abort`, which toolchains import by themselves, are listed here: they carry no
-authority.
+AssemblyScript's `env.abort`, which toolchains import by themselves, are listed here, as are the
+calls of language modules. They carry no authority.
 """
 
 import tomllib
@@ -13,6 +13,7 @@ from typing import Any
 
 LIP = "lip"
 WASI = "wasi_snapshot_preview1"
+LANGUAGE = "language"
 VALUE_TYPES = frozenset({"i32", "i64"})
 KINDS = frozenset({"now", "suspends", "ticket", "exit"})
 
@@ -112,6 +113,11 @@ WASI_CALLS: dict[str, Signature] = {
     "sched_yield": _signature(""),
 }
 ABORT = _signature("i32 i32 i32 i32", "")  # env.abort(message, file, line, column)
+# Of language modules: the source that they run, and the end of a program that failed.
+LANGUAGE_CALLS: dict[str, Signature] = {
+    "source_read": _signature("i32 i32"),
+    "fail": _signature("i32 i32", ""),
+}
 
 
 @lru_cache(maxsize=1)
@@ -120,4 +126,5 @@ def allowed_imports() -> dict[tuple[str, str], Signature]:
     allowed = {(LIP, call.name): call.signature for call in table().calls}
     allowed |= {(WASI, name): signature for name, signature in WASI_CALLS.items()}
     allowed[("env", "abort")] = ABORT
+    allowed |= {(LANGUAGE, name): signature for name, signature in LANGUAGE_CALLS.items()}
     return allowed

@@ -3,7 +3,11 @@
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
+
+from symphony import AsyncClient, ServerError
+from symphony.client.views import NewKey
 
 from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, Command, add_command
 from symphony_runtime.cli.output import (
@@ -14,14 +18,13 @@ from symphony_runtime.cli.output import (
     print_listing,
     time_of,
 )
-from symphony_runtime.client import Client, ServerError
 
 _DAY_MS = 86_400_000
 
 
 # --- Tenants -------------------------------------------------------------------------------------
-async def list_tenants(client: Client, options: argparse.Namespace) -> None:
-    print_listing(options, await first(client.tenants(), options.limit), {
+async def list_tenants(client: AsyncClient, options: argparse.Namespace) -> None:
+    print_listing(options, await first(client.admin.tenants(), options.limit), {
         "TENANT": "id",
         "STATE": lambda tenant: "suspended" if tenant["suspended"] else "",
         "WEIGHT": lambda tenant: "" if tenant["weight"] is None else tenant["weight"],
@@ -32,32 +35,32 @@ async def list_tenants(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-async def show_tenant(client: Client, options: argparse.Namespace) -> None:
-    _show(options, await client.tenant(options.tenant))
+async def show_tenant(client: AsyncClient, options: argparse.Namespace) -> None:
+    _show(options, await client.admin.tenant(options.tenant))
 
 
-async def create_tenant(client: Client, options: argparse.Namespace) -> None:
-    _show(options, await client.create_tenant(options.tenant, **_change(options)))
+async def create_tenant(client: AsyncClient, options: argparse.Namespace) -> None:
+    _show(options, await client.admin.create_tenant(options.tenant, **_change(options)))
 
 
-async def set_tenant(client: Client, options: argparse.Namespace) -> None:
+async def set_tenant(client: AsyncClient, options: argparse.Namespace) -> None:
     change = _change(options)
     if not change:
         raise CommandError("nothing to change: give --weight or --quota")
-    _show(options, await client.change_tenant(options.tenant, **change))
+    _show(options, await client.admin.change_tenant(options.tenant, **change))
 
 
-async def suspend_tenant(client: Client, options: argparse.Namespace) -> None:
-    _show(options, await client.change_tenant(options.tenant, suspended=True))
+async def suspend_tenant(client: AsyncClient, options: argparse.Namespace) -> None:
+    _show(options, await client.admin.change_tenant(options.tenant, suspended=True))
 
 
-async def resume_tenant(client: Client, options: argparse.Namespace) -> None:
-    _show(options, await client.change_tenant(options.tenant, suspended=False))
+async def resume_tenant(client: AsyncClient, options: argparse.Namespace) -> None:
+    _show(options, await client.admin.change_tenant(options.tenant, suspended=False))
 
 
-async def delete_tenant(client: Client, options: argparse.Namespace) -> None:
+async def delete_tenant(client: AsyncClient, options: argparse.Namespace) -> None:
     try:
-        await client.delete_tenant(options.tenant, everything=options.everything)
+        await client.admin.delete_tenant(options.tenant, everything=options.everything)
     except ServerError as error:
         if "left" not in error.problem:
             raise
@@ -73,7 +76,7 @@ def _change(options: argparse.Namespace) -> dict[str, Any]:
     return change
 
 
-def _show(options: argparse.Namespace, shown: dict[str, Any]) -> None:
+def _show(options: argparse.Namespace, shown: Mapping[str, Any]) -> None:
     if options.json:
         print_json(shown)
         return
@@ -87,13 +90,13 @@ def _show(options: argparse.Namespace, shown: dict[str, Any]) -> None:
         print(f"{name:14}{value}")
 
 
-def _pairs(values: dict[str, Any]) -> str:
+def _pairs(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 # --- Keys ----------------------------------------------------------------------------------------
-async def list_keys(client: Client, options: argparse.Namespace) -> None:
-    print_listing(options, await client.keys(options.tenant), {
+async def list_keys(client: AsyncClient, options: argparse.Namespace) -> None:
+    print_listing(options, await client.admin.keys(options.tenant), {
         "KEY": "id",
         "ROLE": "role",
         "NAME": "name",
@@ -102,25 +105,25 @@ async def list_keys(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-async def create_key(client: Client, options: argparse.Namespace) -> None:
+async def create_key(client: AsyncClient, options: argparse.Namespace) -> None:
     wanted: dict[str, Any] = {"name": options.name}
     if options.role is not None:
         wanted["role"] = options.role
     if options.days is not None:
         wanted["expires_ms"] = int(1000 * time.time() + options.days * _DAY_MS)
-    _show_key(options, await client.create_key(options.tenant, **wanted))
+    _show_key(options, await client.admin.create_key(options.tenant, **wanted))
 
 
-async def rotate_key(client: Client, options: argparse.Namespace) -> None:
-    made = await client.rotate_key(options.tenant, options.key_id, options.grace_ms)
+async def rotate_key(client: AsyncClient, options: argparse.Namespace) -> None:
+    made = await client.admin.rotate_key(options.tenant, options.key_id, options.grace_ms)
     _show_key(options, made)
 
 
-async def revoke_key(client: Client, options: argparse.Namespace) -> None:
-    await client.revoke_key(options.tenant, options.key_id)
+async def revoke_key(client: AsyncClient, options: argparse.Namespace) -> None:
+    await client.admin.revoke_key(options.tenant, options.key_id)
 
 
-def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> None:
+def _show_key(options: argparse.Namespace, made: NewKey) -> None:
     if options.json:
         print_json(made)
         return
@@ -129,8 +132,8 @@ def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> None:
 
 
 # --- Gateways ------------------------------------------------------------------------------------
-async def list_gateways(client: Client, options: argparse.Namespace) -> None:
-    print_listing(options, await first(client.gateways(), options.limit), {
+async def list_gateways(client: AsyncClient, options: argparse.Namespace) -> None:
+    print_listing(options, await first(client.admin.gateways(), options.limit), {
         "GATEWAY": "id",
         "": lambda gateway: "here" if gateway["here"] else "",
         "SEEN": time_of("seen_ms"),
@@ -138,27 +141,27 @@ async def list_gateways(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-async def drop_gateway(client: Client, options: argparse.Namespace) -> None:
-    await client.drop_gateway(options.gateway)
+async def drop_gateway(client: AsyncClient, options: argparse.Namespace) -> None:
+    await client.admin.drop_gateway(options.gateway)
 
 
 # --- Usage and the audit log ---------------------------------------------------------------------
-async def show_usage(client: Client, options: argparse.Namespace) -> None:
+async def show_usage(client: AsyncClient, options: argparse.Namespace) -> None:
     query = {"tenant": options.tenant, "from": options.first, "to": options.last}
     query = {name: value for name, value in query.items() if value is not None}
     if options.csv:
-        sys.stdout.write(await client.usage_csv(query))
+        sys.stdout.write(await client.admin.usage_csv(query))
         return
-    days = [day async for day in client.usage(query)]
+    days = [day async for day in client.admin.usage(query)]
     fields = ("day", "tenant", "runs", "prompt_tokens", "cached_tokens", "completion_tokens",
               "cpu_ms", "kv_token_ms")  # fmt: skip
     print_listing(options, days, {field.upper().replace("_", " "): field for field in fields})
 
 
-async def show_audit(client: Client, options: argparse.Namespace) -> None:
+async def show_audit(client: AsyncClient, options: argparse.Namespace) -> None:
     query = {"kind": options.kind, "tenant": options.tenant}
     query = {name: value for name, value in query.items() if value is not None}
-    print_listing(options, await first(client.audit(query), options.limit), {
+    print_listing(options, await first(client.admin.audit(query), options.limit), {
         "WHEN": time_of("at_ms"),
         "KIND": "kind",
         "WHO": lambda note: note["key"] or note["address"],

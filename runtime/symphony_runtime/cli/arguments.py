@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 Command = (
     Callable[[argparse.Namespace], int | None]
-    | Callable[[Client, argparse.Namespace], Awaitable[int | None]]
+    | Callable[[AsyncClient, argparse.Namespace], Awaitable[int | None]]
 )
 _LISTED_DEFAULT = 50
 

@@ -13,10 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
+from symphony import AsyncClient, ClientError
+from symphony.client.views import Role
 from symphony_kernel.platform.disk_space import usual_reserve
 
 from symphony_runtime.cli.projects import NODE_MIN, WASM_TARGET, ProjectError, find_rust_toolchain
-from symphony_runtime.client import Client, ClientError
 from symphony_runtime.config.serve import ServeOptions, default_data_dir
 from symphony_runtime.gateway.storage.disk_budget import parts_of
 
@@ -143,8 +144,8 @@ def _server(url: str | None) -> Check:
     return Check("server", ready, f"{url}" + (f", not ready: {', '.join(away)}" if away else ""))
 
 
-async def _ask_ready(url: str) -> tuple[bool, list[dict[str, object]]]:
-    async with asyncio.timeout(5), Client(url) as client:
+async def _ask_ready(url: str) -> tuple[bool, list[Role]]:
+    async with asyncio.timeout(5), AsyncClient(url, retries=0) as client:
         return await client.ready()
 
 

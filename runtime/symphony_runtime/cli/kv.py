@@ -3,10 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from symphony import AsyncClient
+from symphony.client.views import PrefixPart
 
 from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, add_command
 from symphony_runtime.cli.output import (
@@ -21,15 +24,14 @@ from symphony_runtime.cli.output import (
     show,
     time_of,
 )
-from symphony_runtime.client import Client
 
 _PIECE_BYTES = 256 << 10
 _TOKENS_AT_ONCE = 4_096
 _PREFIX_CHARACTERS = 60  # shown of a part of a prefix
 
 
-async def list_files(client: Client, options: argparse.Namespace) -> None:
-    print_listing(options, await first(client.kv(options.prefix), options.limit), {
+async def list_files(client: AsyncClient, options: argparse.Namespace) -> None:
+    print_listing(options, await first(client.kv.list(options.prefix), options.limit), {
         "PATH": "path",
         "TOKENS": "len",
         "PAGES": "pages",
@@ -39,13 +41,13 @@ async def list_files(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-def _kept(file: dict[str, Any]) -> str:
+def _kept(file: Mapping[str, Any]) -> str:
     words = [word for word in ("durable", "public") if file[word]]
     return ", ".join(words) or "in memory"
 
 
-async def stat(client: Client, options: argparse.Namespace) -> None:
-    file = await client.kv_stat(options.path)
+async def stat(client: AsyncClient, options: argparse.Namespace) -> None:
+    file = await client.kv.stat(options.path)
     if options.json:
         print_json(file)
         return
@@ -53,13 +55,13 @@ async def stat(client: Client, options: argparse.Namespace) -> None:
         if isinstance(value, dict):
             value = ", ".join(f"{count} {key}" for key, count in value.items() if count)
         elif name == "expires_ms":
-            value = local_time(value) if value else "never"
+            value = local_time(file["expires_ms"]) if value else "never"
         print(f"{name:12}{value}")
 
 
-async def pages(client: Client, options: argparse.Namespace) -> None:
+async def pages(client: AsyncClient, options: argparse.Namespace) -> None:
     """Show ranges of equal pages."""
-    shown = await client.kv_pages(options.path)
+    shown = await client.kv.pages(options.path)
     print_listing(options, shown["data"], {
         "PAGES": _page_numbers,
         "TIER": "tier",
@@ -67,23 +69,23 @@ async def pages(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-def _page_numbers(found: dict[str, Any]) -> str:
+def _page_numbers(found: Mapping[str, Any]) -> str:
     first, last = found["first"], found["first"] + found["pages"] - 1
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _shared(found: dict[str, Any]) -> str:
+def _shared(found: Mapping[str, Any]) -> str:
     others = found["holders"] - len(found["files"])
     words = [*found["files"], *([f"{others} other"] if others > 0 else [])]
     return ", ".join([*words, *(["the prefix cache"] if found["cached"] else [])]) or "no"
 
 
-async def tokens(client: Client, options: argparse.Namespace) -> None:
+async def tokens(client: AsyncClient, options: argparse.Namespace) -> None:
     """Write the text of a file's tokens; with --json all that is known of each."""
     first, left = options.first, options.limit
     while left:
         most = min(left, _TOKENS_AT_ONCE)
-        shown = await client.kv_tokens(options.path, first, most, text=True)
+        shown = await client.kv.tokens(options.path, first, most, text=True)
         if options.json:
             print_json(shown)
         elif shown["texts"] is None:
@@ -96,13 +98,13 @@ async def tokens(client: Client, options: argparse.Namespace) -> None:
             break
 
 
-async def prefixes(client: Client, options: argparse.Namespace) -> None:
+async def prefixes(client: AsyncClient, options: argparse.Namespace) -> None:
     """Show the tree of cached prefixes, each part indented below the one before it."""
-    shown = await client.prefixes(options.limit, text=True)
+    shown = await client.kv.prefixes(options.limit, text=True)
     if options.json:
         print_json(shown)
         return
-    below: dict[int | None, list[dict[str, Any]]] = {}
+    below: dict[int | None, list[PrefixPart]] = {}
     for part in shown["data"]:
         below.setdefault(part["parent"], []).append(part)
     waiting = [(part, 0) for part in reversed(below.get(None, []))]
@@ -117,10 +119,10 @@ async def prefixes(client: Client, options: argparse.Namespace) -> None:
         waiting += [(each, level + 1) for each in reversed(below.get(part["id"], []))]
 
 
-async def get(client: Client, options: argparse.Namespace) -> None:
+async def get(client: AsyncClient, options: argparse.Namespace) -> None:
     """Write a file to disk, or to stdout; an existing file is replaced atomically."""
     output = options.output or Path(f"{PurePosixPath(options.path).name}.safetensors")
-    pieces = client.kv_download(options.path)
+    pieces = client.kv.download(options.path)
     if output == STDOUT:
         await _write(pieces, sys.stdout.buffer, options.path)
         return
@@ -145,7 +147,7 @@ async def _write(pieces: AsyncIterator[bytes], file: IO[bytes], words: str) -> i
     return meter.done
 
 
-async def put(client: Client, options: argparse.Namespace) -> None:
+async def put(client: AsyncClient, options: argparse.Namespace) -> None:
     given = {
         "replace": not options.keep_old,
         "rebuild": options.rebuild or None,
@@ -156,7 +158,7 @@ async def put(client: Client, options: argparse.Namespace) -> None:
         with options.file.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
             with Meter(str(options.file), total) as meter:
-                shown = await client.kv_upload(options.path, _pieces(file, meter), **given)
+                shown = await client.kv.upload(options.path, _pieces(file, meter), **given)
     except OSError as error:
         raise CommandError(f"{options.file}: {error.strerror}") from error
     show(options, shown, f"{shown['path']}  {shown['len']} tokens")
@@ -168,8 +170,8 @@ async def _pieces(file: IO[bytes], meter: Meter) -> AsyncIterator[bytes]:
         meter.add(len(piece))
 
 
-async def remove(client: Client, options: argparse.Namespace) -> None:
-    await client.kv_remove(options.path)
+async def remove(client: AsyncClient, options: argparse.Namespace) -> None:
+    await client.kv.remove(options.path)
 
 
 def add_kv(commands: Any) -> None:

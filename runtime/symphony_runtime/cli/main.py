@@ -9,11 +9,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from symphony import AsyncClient, ClientError, Event, ServerError
 
 from symphony_runtime.cli.admin import add_admin
 from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, Parser, add_command
@@ -30,7 +32,7 @@ from symphony_runtime.cli.output import (
     time_of,
 )
 from symphony_runtime.cli.servers import choose, list_servers
-from symphony_runtime.client import Client, ClientError, Event, ServerError
+from symphony_runtime.languages.language import SHIPPED, WASM_TYPE, of_suffix
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -53,7 +55,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 _DESCRIPTION_SHOWN = 60  # characters
 _ERROR = 3  # always shown: programs log why they failed
 _READ_BYTES = 1 << 16
-_ServerCommand = Callable[[Client, argparse.Namespace], Awaitable[int | None]]
+_ServerCommand = Callable[[AsyncClient, argparse.Namespace], Awaitable[int | None]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -123,17 +125,19 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 # --- Programs ------------------------------------------------------------------------------------
-async def _upload(client: Client, options: argparse.Namespace) -> None:
-    wasm = _read(options.file)
+async def _upload(client: AsyncClient, options: argparse.Namespace) -> None:
+    body, content_type = _read_program(options.file)
     if options.manifest is not None:
         from symphony_runtime.cli.projects import put_manifest
 
-        wasm = put_manifest(wasm, options.manifest)
-    program = await client.upload(wasm, options.name or options.file.stem)
+        if content_type != WASM_TYPE:
+            raise CommandError("the manifest of a source is in its first comment, not in a file")
+        body = put_manifest(body, options.manifest)
+    program = await client.programs.upload(body, options.name or options.file.stem, content_type)
     show(options, program, f"{program['name']}  {program['id']}")
 
 
-async def _programs(client: Client, options: argparse.Namespace) -> None:
+async def _programs(client: AsyncClient, options: argparse.Namespace) -> None:
     if options.action != "list":
         if options.program is None:
             raise CommandError(f"which program? symphony programs {options.action} NAME")
@@ -142,11 +146,12 @@ async def _programs(client: Client, options: argparse.Namespace) -> None:
         elif options.action == "versions":
             await _list_versions(client, options)
         else:
-            print_json(await client.program(options.program))
+            print_json(await client.programs.get(options.program))
         return
-    print_listing(options, await first(client.programs(), options.limit), {
+    print_listing(options, await first(client.programs.list(), options.limit), {
         "NAME": lambda program: program["name"] or "-",
         "ID": lambda program: program["id"][:19],
+        "LANGUAGE": "language",
         "BYTES": "size",
         "ENTRIES": lambda program: ",".join(program["entries"]),
         "UPLOADED": time_of("created_ms"),
@@ -154,21 +159,22 @@ async def _programs(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-async def _remove_program(client: Client, options: argparse.Namespace) -> None:
+async def _remove_program(client: AsyncClient, options: argparse.Namespace) -> None:
     name, _, version = options.program.partition("@")
     if version:
-        await client.delete_version(name, version)
+        await client.programs.delete_version(name, version)
     elif options.all:
-        await client.delete_name(name)
+        await client.programs.delete_name(name)
     else:
-        await client.delete_program(name)
+        await client.programs.delete(name)
 
 
-async def _list_versions(client: Client, options: argparse.Namespace) -> None:
-    versions = await client.versions(options.program)
+async def _list_versions(client: AsyncClient, options: argparse.Namespace) -> None:
+    versions = await client.programs.versions(options.program)
     print_listing(options, versions[: options.limit], {
         "VERSION": lambda version: _digits(version["id"]),
         "NOW": lambda version: "*" if version["current"] else "",
+        "LANGUAGE": "language",
         "BYTES": "size",
         "UPLOADED": time_of("added_ms"),
         "USED": time_of("used_ms"),
@@ -177,16 +183,16 @@ async def _list_versions(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-async def _rollback(client: Client, options: argparse.Namespace) -> None:
+async def _rollback(client: AsyncClient, options: argparse.Namespace) -> None:
     try:
-        program = await client.rollback(options.name, options.version)
+        program = await client.programs.rollback(options.name, options.version)
     except LookupError as error:
         raise CommandError(f"{error} (`symphony programs versions` lists them)") from error
     show(options, program, f"{options.name}@{_digits(program['id'])}")
 
 
-async def _alias(client: Client, options: argparse.Namespace) -> None:
-    program = await client.point(options.name, options.program)
+async def _alias(client: AsyncClient, options: argparse.Namespace) -> None:
+    program = await client.programs.point(options.name, options.program)
     show(options, program, f"{options.name}@{_digits(program['id'])}")
 
 
@@ -195,11 +201,12 @@ def _digits(program_id: str) -> str:
 
 
 # --- Runs ----------------------------------------------------------------------------------------
-async def _run(client: Client, options: argparse.Namespace) -> int | None:
+async def _run(client: AsyncClient, options: argparse.Namespace) -> int | None:
     program = options.program
     if (path := _program_file(program)) is not None:
         with progress(f"checking and compiling {path.name}"):
-            program = (await client.upload(_read(path), path.stem))["id"]
+            body, content_type = _read_program(path)
+            program = (await client.programs.upload(body, path.stem, content_type))["id"]
     wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
     given = {name: getattr(options, name) for name in ("entry", "priority", "trace")}
     wanted |= {name: value for name, value in given.items() if value is not None}
@@ -211,18 +218,18 @@ async def _run(client: Client, options: argparse.Namespace) -> int | None:
     return await _follow_run(client, run, options)
 
 
-async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> int:
+async def _follow_run(client: AsyncClient, run: str, options: argparse.Namespace) -> int:
     """Show a run until it ends; Ctrl-C cancels it."""
     if options.json:
         print(json.dumps({"id": 0, "event": "run", "run": run}), flush=True)
     loop = asyncio.get_running_loop()
-    following = asyncio.create_task(_show_events(run, client.events(run), options))
+    following = asyncio.create_task(_show_events(run, client.runs.events(run), options))
     loop.add_signal_handler(signal.SIGINT, following.cancel)
     sending = asyncio.create_task(_send_stdin(client, run, options.interactive))
     try:
         return await following
     except asyncio.CancelledError:
-        await client.cancel(run)
+        await client.runs.cancel(run)
         return EXIT_INTERRUPTED
     finally:
         loop.remove_signal_handler(signal.SIGINT)
@@ -232,7 +239,7 @@ async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> 
             print(f"symphony: a message was not sent: {error}", file=sys.stderr)
 
 
-async def _send_stdin(client: Client, run: str, interactive: bool) -> None:
+async def _send_stdin(client: AsyncClient, run: str, interactive: bool) -> None:
     """Send the lines of stdin as messages, if asked to; then close the input."""
     try:
         if interactive:
@@ -244,11 +251,11 @@ async def _send_stdin(client: Client, run: str, interactive: bool) -> None:
             raise
 
 
-async def _send(client: Client, run: str, message: bytes, *, close: bool = False) -> None:
+async def _send(client: AsyncClient, run: str, message: bytes, *, close: bool = False) -> None:
     """Send a message; wait while the program's inbox is full."""
     while True:
         try:
-            return await client.send(run, message, close=close)
+            return await client.runs.send(run, message, close=close)
         except ServerError as error:
             if error.status != 429:
                 raise
@@ -299,15 +306,15 @@ async def _show_events(run: str, events: AsyncIterator[Event], options: argparse
     return code
 
 
-def _exit_code(status: dict[str, Any]) -> int:
+def _exit_code(status: Mapping[str, Any]) -> int:
     if status["status"] == "exited":
         return int(status["exit_code"] or 0) & 0xFF
     code, _ = _ENDINGS.get(status["status"], (EXIT_FAILED, ""))
     return code
 
 
-async def _runs(client: Client, options: argparse.Namespace) -> None:
-    runs = await (client.live_runs() if options.live else first(client.runs(), options.limit))
+async def _runs(client: AsyncClient, options: argparse.Namespace) -> None:
+    runs = await (client.runs.live() if options.live else first(client.runs.list(), options.limit))
     print_listing(options, runs[: options.limit], {
         "ID": "id",
         "PROGRAM": lambda run: run["program_name"] or run["program"][:19],
@@ -318,35 +325,35 @@ async def _runs(client: Client, options: argparse.Namespace) -> None:
     })  # fmt: skip
 
 
-def _tokens(run: dict[str, Any]) -> object:
+def _tokens(run: Mapping[str, Any]) -> object:
     if held := run.get("held"):
         return held["tokens"]
     return (run["usage"] or {}).get("completion_tokens", "")
 
 
-def _waits(run: dict[str, Any]) -> str:
+def _waits(run: Mapping[str, Any]) -> str:
     return f"waits for {run['waits_for']}" if run.get("waits_for") else ""
 
 
-def _state(run: dict[str, Any]) -> str:
+def _state(run: Mapping[str, Any]) -> str:
     code = run["exit_code"]
     return str(run["status"]) if code is None else f"{run['status']} {code}"
 
 
-async def _top(client: Client, options: argparse.Namespace) -> None:
+async def _top(client: AsyncClient, options: argparse.Namespace) -> None:
     from symphony_runtime.cli import top
 
     await top.show(client, as_json=options.json)
 
 
-async def _logs(client: Client, options: argparse.Namespace) -> None:
-    async for event in client.events(options.run, follow=options.follow):
+async def _logs(client: AsyncClient, options: argparse.Namespace) -> None:
+    async for event in client.runs.events(options.run, follow=options.follow):
         if event.kind == "log":
             print(json.dumps(event.data) if options.json else _log_line(event), flush=True)
 
 
-async def _trace(client: Client, options: argparse.Namespace) -> None:
-    trace = await client.trace(options.run)
+async def _trace(client: AsyncClient, options: argparse.Namespace) -> None:
+    trace = await client.runs.trace(options.run)
     text = json.dumps(trace, ensure_ascii=False, separators=(",", ":")) + "\n"
     output: Path = options.output or Path(f"{options.run}.trace.json")
     if output == STDOUT:
@@ -357,8 +364,8 @@ async def _trace(client: Client, options: argparse.Namespace) -> None:
     print(f"{output}: {spans} spans; https://ui.perfetto.dev shows them", file=sys.stderr)
 
 
-async def _cancel(client: Client, options: argparse.Namespace) -> None:
-    run = await client.cancel(options.run)
+async def _cancel(client: AsyncClient, options: argparse.Namespace) -> None:
+    run = await client.runs.cancel(options.run)
     show(options, run, f"{run['status']} {run['reason']}")
 
 
@@ -370,7 +377,7 @@ def _log_line(event: Event) -> str:
 async def _with_server(command: _ServerCommand, options: argparse.Namespace) -> int | None:
     """Run a command with a client of the chosen server."""
     choice = choose(options)
-    async with Client(choice.server(), choice.key) as client:
+    async with AsyncClient(choice.server(), choice.key, retries=0) as client:
         choice.show_origin()
         try:
             return await command(client, options)
@@ -388,6 +395,12 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from error
+
+
+def _read_program(path: Path) -> tuple[bytes, str]:
+    """Return a program's bytes and content type: a module's, or its language's."""
+    language = of_suffix(SHIPPED, path.suffix)
+    return _read(path), WASM_TYPE if language is None else language.content_types[0]
 
 
 def _write(path: Path, text: str) -> None:
@@ -446,7 +459,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
         add_serve(serve)
     _add_run(add("run", "run a program and show its messages", _run, *usual))
     upload = add("upload", "upload a program", _upload, *usual)
-    upload.add_argument("file", type=Path, metavar="FILE.wasm")
+    upload.add_argument("file", type=Path, help="a .wasm module, or source: .js", metavar="FILE")
     upload.add_argument("--name", help="its name (else the file's)")
     upload.add_argument(
         "--manifest", type=Path, metavar="FILE.json", help="its description and schemas"

@@ -5,11 +5,12 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+Item = TypeVar("Item")
 STDOUT = Path("-")  # as the file of an option
 _METER_SECONDS = 0.1  # between updates of a Meter
 
@@ -76,9 +77,9 @@ class Meter:
             print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
 
 
-async def first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+async def first(items: AsyncIterator[Item], limit: int) -> list[Item]:
     """Return the first `limit` items of a listing."""
-    taken: list[dict[str, Any]] = []
+    taken: list[Item] = []
     async for item in items:
         taken.append(item)
         if len(taken) == limit:
@@ -101,8 +102,8 @@ def progress(words: str) -> Iterator[None]:
 
 def print_listing(
     options: argparse.Namespace,
-    items: list[dict[str, Any]],
-    columns: Mapping[str, str | Callable[[dict[str, Any]], object]],
+    items: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str | Callable[[Mapping[str, Any]], object]],
 ) -> None:
     """Show items as JSON with --json, else as a table with a row for each.
 
@@ -137,7 +138,7 @@ def show(options: argparse.Namespace, value: object, words: str) -> None:
         print(words)
 
 
-def time_of(field: str) -> Callable[[dict[str, Any]], str]:
+def time_of(field: str) -> Callable[[Mapping[str, Any]], str]:
     """Return a column of `print_listing` with a moment, "" for none."""
     return lambda item: local_time(item[field]) if item[field] else ""
 

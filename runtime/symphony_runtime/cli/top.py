@@ -16,9 +16,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from symphony import AsyncClient, ClientError, JsonObject, ServerError
+from symphony.client.views import Role, Run
 
 from symphony_runtime.cli.output import print_json
-from symphony_runtime.client import Client, ClientError, JsonObject, ServerError
 
 _PREFIX = "symphony:"
 _SECONDS = 1.0
@@ -32,9 +33,9 @@ class Sample:
 
     at: float
     ready: bool
-    roles: list[JsonObject]
+    roles: list[Role]
     series: dict[tuple[str, _Labels], float]
-    runs: list[JsonObject] | None  # None with the admin key
+    runs: list[Run] | None  # None with the admin key
 
     def sum(self, name: str, **labels: str) -> float | None:
         """Return the sum of the series with a name and at least these labels, None without any."""
@@ -50,7 +51,7 @@ class Sample:
         return sorted({dict(labels)[label] for _, labels in self.series if label in dict(labels)})
 
 
-async def take_sample(client: Client) -> Sample:
+async def take_sample(client: AsyncClient) -> Sample:
     """Ask the server. ClientError: it does not answer, or refuses the key."""
     ready, roles = await client.ready()
     text = await client.metrics()
@@ -62,9 +63,9 @@ async def take_sample(client: Client) -> Sample:
     return Sample(time.monotonic(), ready, roles, series, await _runs(client))
 
 
-async def _runs(client: Client) -> list[JsonObject] | None:
+async def _runs(client: AsyncClient) -> list[Run] | None:
     try:
-        return await client.live_runs()
+        return await client.runs.live()
     except ServerError as error:
         if error.status in (401, 503):  # the admin key, or no kernel to ask
             return None if error.status == 401 else []
@@ -116,7 +117,7 @@ _RATES = {
 }
 
 
-def _role(role: JsonObject, now: Sample, rate: Any) -> JsonObject:
+def _role(role: Role, now: Sample, rate: Any) -> JsonObject:
     name = role["role"]
     return {
         **role,
@@ -137,7 +138,7 @@ def _tenant(name: str, now: Sample, rate: Any) -> JsonObject:
 
 
 # --- The screen ----------------------------------------------------------------------------------
-async def show(client: Client, *, as_json: bool) -> None:
+async def show(client: AsyncClient, *, as_json: bool) -> None:
     """Print one snapshot, or one a second on a terminal until Ctrl-C.
 
     Raises ClientError: the server does not answer at first, or refuses the key.
@@ -156,7 +157,7 @@ async def show(client: Client, *, as_json: bool) -> None:
 
 
 async def _keep_showing(
-    client: Client, console: Console, before: Sample, snapshot: JsonObject
+    client: AsyncClient, console: Console, before: Sample, snapshot: JsonObject
 ) -> None:
     with Live(draw(snapshot, client.url), console=console, screen=True) as live:
         while True:

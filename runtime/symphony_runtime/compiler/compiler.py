@@ -36,6 +36,7 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_BYTES_MAX,
     PROGRAM_FUNCTIONS_CEILING,
     PROGRAM_FUNCTIONS_MAX,
+    RUN_MEMORY_BYTES_MAX,
 )
 from symphony_kernel.protocol.token_bucket import TokenBucket
 
@@ -46,7 +47,9 @@ from symphony_runtime.sandboxing.seccomp import PR_SET_PDEATHSIG
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, after the workers'
 _NICENESS = 10  # the other roles get about nine times as much of a processor
+_INPUT_BYTES_MAX = 4 * PROGRAM_BYTES_MAX  # machine code is larger than its module
 _REQUIRED = "--require-containment"
+_SOURCE = "--source"  # stdin is a `SourceJob`
 # Problems that name a limit which an operator can raise.
 _LIMIT_WORDS = (
     (re.compile(r"the program has \d+ functions; "), "program_functions"),
@@ -89,6 +92,20 @@ class Compiled:
 
     manifest: Manifest
     artefact: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SourceJob:
+    """A source to check: with its language's machine code and comment mark (`Language`)."""
+
+    text: bytes
+    module: bytes
+    comment: str
+
+    def pack(self) -> bytes:
+        """Return what the child reads."""
+        packed: bytes = msgpack.packb([self.text, self.module, self.comment])
+        return packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +194,9 @@ class Compiler:
         self.account: Account | None = None  # that compilers' processor time is charged to
 
     async def compile(
-        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
+        self, wasm: "bytes | SourceJob", bounds: CompileBounds = USUAL, tenant: str = ""
     ) -> Compiled:
-        """Compile a tenant's program within bounds; raises as `compile_program`."""
+        """Compile a tenant's program, or check its source; raises as `compile_program`."""
         account, options = self.account, self._options
         if self._times.spent(tenant) and self._others_running(tenant):
             with contextlib.suppress(TimeoutError):
@@ -223,7 +240,7 @@ def limit_of_problem(problem: str) -> str | None:
 
 
 async def compile_program(
-    wasm: bytes,
+    wasm: "bytes | SourceJob",
     bounds: CompileBounds = USUAL,
     *options: str,
     patient: bool = False,
@@ -238,8 +255,13 @@ async def compile_program(
         ProgramError: the program breaks a rule, or its compilation exceeds a limit.
         CompilerFault: the child failed otherwise; the message has its last output.
     """
-    if len(wasm) > PROGRAM_BYTES_MAX:
-        raise ProgramError([f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"])
+    if isinstance(wasm, SourceJob):
+        data, options = wasm.pack(), (*options, _SOURCE)
+    else:
+        data = wasm
+        if len(data) > PROGRAM_BYTES_MAX:
+            size = f"{len(data)} bytes; the limit is {PROGRAM_BYTES_MAX}"
+            raise ProgramError([f"the program has {size}"])
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "symphony_runtime.compiler.compiler",
         f"{bounds.functions},{bounds.cpu_seconds},{bounds.memory_bytes}", *options,
@@ -252,7 +274,7 @@ async def compile_program(
             asyncio.timeout(bounds.wall_seconds) as end,
             (pace or Pace()).of(child.pid, end),
         ):
-            out, err = await child.communicate(wasm)
+            out, err = await child.communicate(data)
     except TimeoutError:
         raise ProgramError([f"compiling takes more than {bounds.wall_seconds:.0f} s"]) from None
     finally:
@@ -297,11 +319,14 @@ def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) ->
 
 
 # --- The child -----------------------------------------------------------------------------------
-def limit_process(bounds: CompileBounds = USUAL) -> None:
-    """Limit this process to what a compiler needs; it cannot be undone."""
+def limit_process(bounds: CompileBounds = USUAL, file_bytes: int = 0) -> None:
+    """Limit this process to what a compiler needs; it cannot be undone.
+
+    `file_bytes`: of one file. A language module's memory begins as an image, a file without a name.
+    """
     lower_limit(resource.RLIMIT_AS, bounds.memory_bytes)
     lower_limit(resource.RLIMIT_CORE, 0)
-    lower_limit(resource.RLIMIT_FSIZE, 0)
+    lower_limit(resource.RLIMIT_FSIZE, file_bytes)
     lower_limit(resource.RLIMIT_NOFILE, 64)
     # The soft limit's signal tells why it died; the hard limit ends a process that ignores it.
     lower_limit(resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + 1)
@@ -321,23 +346,27 @@ def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
 
 
 def main() -> None:
-    """Read a module from stdin, and write the framed outcome to stdout."""
+    """Read a module or a source from stdin, and write the framed outcome to stdout."""
     os.setpgid(0, 0)  # from now on it may be stopped (`cpu_reporting`)
     bounds = CompileBounds(*map(int, sys.argv[1].split(",")))
-    limit_process(bounds)
+    limit_process(bounds, RUN_MEMORY_BYTES_MAX if _SOURCE in sys.argv else 0)
     parent, libc = os.getppid(), ctypes.CDLL(None)
     # A library's output must not get between the frame's bytes.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    wasm = sys.stdin.buffer.read(PROGRAM_BYTES_MAX + 1)
+    data = sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)
     # Only the child needs wasmtime; the gateway imports this module too.
     from symphony_runtime.abi import allowed_imports
+    from symphony_runtime.compiler.source_check import check_source
     from symphony_runtime.compiler.validation import check_and_compile
 
     allowed_imports()  # it reads a file, which is not possible later
     contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
     end_with_parent(libc, parent)
-    outcome = check_and_compile(wasm, bounds.functions)
+    if _SOURCE in sys.argv:
+        outcome = check_source(*msgpack.unpackb(data))
+    else:
+        outcome = check_and_compile(data, bounds.functions)
     body: bytes = msgpack.packb(asdict(outcome), use_bin_type=True)
     out.write(_LENGTH.pack(len(body)) + body)
     out.close()

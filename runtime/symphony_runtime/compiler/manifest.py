@@ -2,11 +2,12 @@
 
     {"description": "...", "input_schema": {...}, "output_schema": {...}}
 
-Each member may be left out. The schemas keep to `json_schema`.
+Each member may be left out. The schemas keep to `json_schema`. A source program has its manifest in
+a comment, and may add `"permissions": ["http", "tool"]`; a module's imports are its permissions.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from symphony_runtime.compiler.module_outline import (
 SECTION: Final = "symphony.manifest"
 _SCHEMAS = ("input_schema", "output_schema")
 _MEMBERS = ("description", *_SCHEMAS)
+PERMISSIONS: Final = "permissions"
 _PROBLEMS_SHOWN = 10
 
 
@@ -35,8 +37,11 @@ def read_manifest(wasm: bytes) -> tuple[str, list[str]]:
     return check_manifest(content) if content else ("", [])
 
 
-def check_manifest(content: bytes) -> tuple[str, list[str]]:
-    """Return a manifest as compact JSON, and the first of its problems."""
+def check_manifest(content: bytes, permissions: Collection[str] = ()) -> tuple[str, list[str]]:
+    """Return a manifest as compact JSON, and the first of its problems.
+
+    `permissions`: those that it may list.
+    """
     if len(content) > PROGRAM_MANIFEST_BYTES_MAX:
         size = f"{len(content)} bytes; the limit is {PROGRAM_MANIFEST_BYTES_MAX}"
         return "", [f"the manifest has {size}"]
@@ -51,14 +56,18 @@ def check_manifest(content: bytes) -> tuple[str, list[str]]:
         return "", [f"the manifest is not JSON: {error}"]
     if not isinstance(manifest, dict):
         return "", ["the manifest must be an object"]
-    found = list(islice(_problems(manifest), _PROBLEMS_SHOWN))
+    found = list(islice(_problems(manifest, permissions), _PROBLEMS_SHOWN))
     return ("", [f"the manifest: {each}" for each in found]) if found else (text, [])
 
 
-def _problems(manifest: dict[str, Any]) -> Iterator[str]:
+def _problems(manifest: dict[str, Any], permissions: Collection[str]) -> Iterator[str]:
+    members = (*_MEMBERS, PERMISSIONS) if permissions else _MEMBERS
     for member, value in manifest.items():
-        if member not in _MEMBERS:
-            yield f"`{member}` is unknown; there are {', '.join(_MEMBERS)}"
+        if member not in members:
+            yield f"`{member}` is unknown; there are {', '.join(members)}"
+        elif member == PERMISSIONS:
+            if not isinstance(value, list) or not all(each in permissions for each in value):
+                yield f"`{member}` must be a list of {', '.join(sorted(permissions))}"
         elif member in _SCHEMAS:
             yield from schema_problems(value, member)
         elif not isinstance(value, str):

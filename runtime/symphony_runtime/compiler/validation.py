@@ -86,16 +86,16 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
     """Return a valid program's artefact, or all its problems."""
     problems = check_shape(wasm, functions_max)
     if problems:
-        return CompileOutcome(_readable(problems))
+        return CompileOutcome(readable(problems))
     try:
         module = Module(new_engine(), wasm)
     except WasmtimeError as error:
-        return CompileOutcome(_readable([explain(str(error))]))
+        return CompileOutcome(readable([explain(str(error))]))
     imports, exports = module.imports, module.exports
     declared, problems = read_manifest(wasm)
     problems = check_imports(imports) + check_exports(exports) + problems
     if problems:
-        return CompileOutcome(_readable(problems))
+        return CompileOutcome(readable(problems))
     lines = read_custom(wasm, SECTION)
     return CompileOutcome(
         imports=[f"{i.module}.{i.name}" for i in imports],
@@ -186,7 +186,7 @@ def _check_memory(memory: Type | None) -> list[str]:
     return []
 
 
-def _readable(problems: list[str]) -> list[str]:
+def readable(problems: list[str]) -> list[str]:
     """Return problems, cut and printable: a module may choose any import names."""
     return ["".join(c if c.isprintable() else "?" for c in p[:_PROBLEM_MAX]) for p in problems]
 

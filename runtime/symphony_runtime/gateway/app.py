@@ -12,7 +12,7 @@ It stops in the opposite order: it refuses new runs, gives live runs their time,
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,7 @@ from symphony_runtime.gateway.tenancy.authentication import (
 )
 from symphony_runtime.gateway.tenancy.deletion import TenantDeletion, unload
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
+from symphony_runtime.languages.language import SHIPPED, Language
 
 _log = logging.getLogger(__name__)
 _SHRINK_SECONDS = 1.0  # between attempts to shrink the database
@@ -106,6 +107,7 @@ async def serve(
     config: GatewayConfig,
     progress: StartupProgress | None = None,
     processes: Processes | None = None,
+    languages: Iterable[Language] = SHIPPED,
 ) -> AsyncIterator[Gateway]:
     """Start the gateway; stop it at the end of the block. Any process may be a worker by default.
 
@@ -122,7 +124,7 @@ async def serve(
         administration = await _open_administration(store, keys, config, stack)
         members = await _register_gateway(store, config)
         compiler = _compiler(config, lambda: runs)
-        programs = Programs(store, config.data_dir, compiler)
+        programs = Programs(store, config.data_dir, compiler, languages)
         limits = _limits(config, administration)
         metrics = RunMetrics()
         channels = Channels(limits=limits, reached=metrics.count_limit)
@@ -354,7 +356,6 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
     ):
         if counted is None:
             return await handler(request)
-        await server.fair_start.turn(counted)
         await server.cpu_reporter.wait_pause(counted)
         return await server.cpu_reporter.charge_awaitable(counted, handler(request))
 

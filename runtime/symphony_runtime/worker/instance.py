@@ -74,7 +74,7 @@ class Instance:
         "granted", "handles", "id", "idle_reported", "inbox", "input", "input_closed",
         "joiners", "last_error", "memory_bytes", "memory_peak", "next_pid",
         "output", "parent", "pending", "pending_spawns", "pid", "queued", "receivers",
-        "run", "send_blocked", "send_result", "services", "started", "syscalls",
+        "run", "send_blocked", "send_result", "services", "source", "started", "syscalls",
         "take_claimed", "tickets", "timers", "unanswered", "wait_timer", "waited",
         "wall_timer",
     )  # fmt: skip
@@ -92,6 +92,7 @@ class Instance:
         self.parent, self.pid = parent, pid
         self.depth: int = parent.depth + 1 if parent else 0
         self.fiber: Fiber  # set by the worker before anything else
+        self.source = b""  # of a program in a language
         self.started = services.now()
         self.ended = self.queued = False
         self.end_code = 0

@@ -21,6 +21,7 @@ class LoadedPrograms(dict[str, Program]):
     def __init__(self, fibers: FiberHost) -> None:
         super().__init__()
         self._fibers = fibers
+        self._sources: dict[str, tuple[str, bytes]] = {}  # language module and source, by module
 
     def load(self, module: str, artefact: bytes) -> None:
         """Load an artefact. If it does not load, log it; runs of it end as failed."""
@@ -28,6 +29,14 @@ class LoadedPrograms(dict[str, Program]):
             self[module] = self._fibers.load(artefact)
         except HostFault:
             _log.exception("the artefact of %s does not load", module)
+
+    def add_source(self, module: str, language: str, source: bytes) -> None:
+        """Add a source program, which the module of its language runs."""
+        self._sources[module] = language, source
+
+    def forget_source(self, module: str) -> bool:
+        """Forget a source program; False: it is none."""
+        return self._sources.pop(module, None) is not None
 
     def unload_all(self) -> None:
         """Unload everything; no instance may be left."""
@@ -40,7 +49,8 @@ class LoadedPrograms(dict[str, Program]):
 
         Raises Ending: the instance cannot start, and holds nothing.
         """
-        program = self.get(module)
+        language, source = self._sources.get(module, (module, b""))
+        program = self.get(language)
         if program is None:
             raise Ending(FAILED, "the worker does not have the program")
         if live >= WORKER_INSTANCES_MAX:
@@ -48,6 +58,7 @@ class LoadedPrograms(dict[str, Program]):
         entry = entry or program.default_entry
         if entry not in program.entries:
             raise Ending(FAILED, f"the program has no entry {entry}")
+        instance.source = source
         run, memory = instance.run, instance.run.share.memory
         if not memory.admits(program.table_bytes):
             memory.count_refusal(instance)

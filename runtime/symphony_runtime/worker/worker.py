@@ -211,7 +211,10 @@ class Worker:
         if isinstance(message, m.Start):
             self._start(message)
         elif isinstance(message, m.Module):
-            self._programs.load(message.module, message.artefact)
+            if message.language:
+                self._programs.add_source(message.module, message.language, message.artefact)
+            else:
+                self._programs.load(message.module, message.artefact)
         elif isinstance(message, m.Unload):
             self._unload(message.module)
         elif isinstance(message, m.Retire):
@@ -308,6 +311,8 @@ class Worker:
 
     # -- Starts --------------------------------------------------------------------------------
     def _unload(self, module: str) -> None:
+        if self._programs.forget_source(module):
+            return
         program = self._programs.pop(module, None)
         if program is None:
             return  # it did not load

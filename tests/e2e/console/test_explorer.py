@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient, message_bytes
+from symphony.client.views import RunResult
 
 from tests.e2e.programs import HELLO_WASM, wasm
 from tests.support.console import NEEDS, Console, console
 from tests.support.examples import EXAMPLES, built, scenario
 from tests.support.server.server import RunningServer
+from tests.support.usage import used
 from tests.support.worker.generating_guests import given, taker
 
 pytestmark = NEEDS
@@ -20,7 +21,7 @@ FLOWS = (
 TOLD = "document.querySelector('.explorer .event').innerText"
 
 
-async def show_run(shown: Console, run: dict[str, Any]) -> None:
+async def show_run(shown: Console, run: RunResult) -> None:
     await shown.tab.evaluate(f"location.hash = '#/runs/{run['id']}'")
     await shown.sees("Generation")
     await shown.until("document.querySelector('.flow .token') !== null")
@@ -40,9 +41,9 @@ async def press(shown: Console, flow: int, *keys: str) -> str:
 
 
 async def test_explorer_shows_the_text_that_a_run_generated(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(built(EXAMPLES / "completion").read_bytes(), "completion")
+    await client.programs.upload(built(EXAMPLES / "completion").read_bytes(), "completion")
     run = await client.run("completion", input="def f(", trace=True)
     async with console(server, server.key, tmp_path) as shown:
         await show_run(shown, run)
@@ -51,7 +52,7 @@ async def test_explorer_shows_the_text_that_a_run_generated(
         assert run["output"] in text
         # Tokens of the prompt are the program's; the others have probabilities.
         made = await shown.tab.evaluate("document.querySelectorAll('.flow [class*=\" p\"]').length")
-        assert made == run["usage"]["completion_tokens"]
+        assert made == used(run)["completion_tokens"]
         await shown.sees("perplexity")
         assert "was given by the program" in await press(shown, 0, "Home")
         assert "%" in await press(shown, 0, "n")
@@ -61,14 +62,14 @@ async def test_explorer_shows_the_text_that_a_run_generated(
 
 
 async def test_explorer_shows_forks_side_by_side_and_what_a_constraint_forbade(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(built(EXAMPLES / "json_schema").read_bytes(), "json-schema")
+    await client.programs.upload(built(EXAMPLES / "json_schema").read_bytes(), "json-schema")
     run = await client.run(
         "json-schema", input=json.dumps(scenario("json_schema")["input"]), trace=True
     )
     assert run["status"] == "exited", run
-    answers = [json.loads(message)["value"] for message in run["messages"]]
+    answers = [json.loads(message_bytes(message))["value"] for message in run["messages"]]
     async with console(server, server.key, tmp_path) as shown:
         await show_run(shown, run)
         prompt, *branches = await shown.tab.evaluate(FLOWS)
@@ -94,12 +95,12 @@ async def test_explorer_shows_forks_side_by_side_and_what_a_constraint_forbade(
 
 
 async def test_explorer_tells_the_alternatives_that_a_program_asked_for(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(wasm(taker(given(max=12, logprobs=3), 800)), "listing")
+    await client.programs.upload(wasm(taker(given(max=12, logprobs=3), 800)), "listing")
     run = await client.run("listing", trace=True)
     assert run["status"] == "exited", run
-    trace = await client.trace(run["id"])
+    trace = await client.runs.trace(run["id"])
     (first, *_) = [e["args"] for e in trace["traceEvents"] if e.get("cat") == "pred"]
     assert len(first["alternatives"]) == 3
     async with console(server, server.key, tmp_path) as shown:
@@ -115,9 +116,9 @@ async def test_explorer_tells_the_alternatives_that_a_program_asked_for(
 
 
 async def test_run_without_tokens_says_so(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(HELLO_WASM, "hello")
+    await client.programs.upload(HELLO_WASM, "hello")
     run = await client.run("hello", trace=True)
     async with console(server, server.key, tmp_path) as shown:
         await shown.tab.evaluate(f"location.hash = '#/runs/{run['id']}'")
@@ -126,12 +127,12 @@ async def test_run_without_tokens_says_so(
 
 @pytest.mark.parametrize("example", ["beam_search", "tree_of_thoughts", "speculative"])
 async def test_explorer_shows_runs_of_many_forks(
-    server: RunningServer, client: Client, tmp_path: Path, example: str
+    server: RunningServer, client: AsyncClient, tmp_path: Path, example: str
 ) -> None:
-    await client.upload(built(EXAMPLES / example).read_bytes(), example)
+    await client.programs.upload(built(EXAMPLES / example).read_bytes(), example)
     run = await client.run(example, input=scenario(example)["input"], trace=True)
     assert run["status"] == "exited", run
-    trace = await client.trace(run["id"])
+    trace = await client.runs.trace(run["id"])
     preds = [
         e["args"] for e in trace["traceEvents"] if e.get("cat") == "pred" and not e["args"]["errno"]
     ]

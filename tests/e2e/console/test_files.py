@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.runtime.gateway.kv.test_files import bare
 from tests.support.console import NEEDS, Console, console
@@ -27,10 +27,10 @@ COLOURS = """(() => {
 })()"""
 
 
-async def share(client: Client, title: str) -> None:
+async def share(client: AsyncClient, title: str) -> None:
     """Let a program share files of a text that begins with a title: the server is the module's."""
-    await client.upload(SHARE_WASM, "share")
-    await client.upload(MATCH_WASM, "match")
+    await client.programs.upload(SHARE_WASM, "share")
+    await client.programs.upload(MATCH_WASM, "match")
     whole = f"# {title}\n{TEXT}"
     for program, text in (("share", whole), ("match", whole), ("match", whole[:100])):
         assert (await client.run(program, input=text))["exit_code"] == 0
@@ -46,10 +46,10 @@ async def value_of(shown: Console, words: str) -> None:
 
 
 async def test_names_are_a_tree_beside_the_prefixes(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     await share(client, "names")
-    await client.kv_upload("deep/er/file", bare(3), rebuild=True, keep_ms=60_000)
+    await client.kv.upload("deep/er/file", bare(3), rebuild=True, keep_ms=60_000)
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("files", "talk/", "second", "deep/", "er/", "until", "Cached prefixes",
                          "2 hits", "# names def add(first")  # fmt: skip
@@ -62,10 +62,10 @@ async def test_names_are_a_tree_beside_the_prefixes(
 
 
 async def test_pages_tokens_and_sharers_of_a_file_are_shown(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     await share(client, "pages")
-    length = (await client.kv_stat("talk/first"))["len"]
+    length = (await client.kv.stat("talk/first"))["len"]
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("files/talk%2Ffirst", f"{length} tokens in", "on the device", "Tokens",
                          "def add(first, second)", "It does not expire")  # fmt: skip
@@ -89,9 +89,9 @@ async def test_pages_tokens_and_sharers_of_a_file_are_shown(
 
 
 async def test_pages_of_a_file_on_disk_come_with_their_text(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.kv_upload("disk/file", bare(2_000), rebuild=True)
+    await client.kv.upload("disk/file", bare(2_000), rebuild=True)
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("files/disk%2Ffile", "2,000 tokens in 125 pages", "on disk: 125",
                          "Tokens 0 to 511 of 2,000")  # fmt: skip
@@ -103,11 +103,11 @@ async def test_pages_of_a_file_on_disk_come_with_their_text(
         await shown.tab.evaluate("window.confirm = () => true")
         await shown.click("Remove")
         await shown.sees("KV files", "Upload")
-    assert "disk/file" not in [file["path"] async for file in client.kv()]
+    assert "disk/file" not in [file["path"] async for file in client.kv.list()]
 
 
 async def test_views_in_the_dark_pass_the_same_checks(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     await share(client, "dark")
     async with console(server, server.key, tmp_path) as shown:

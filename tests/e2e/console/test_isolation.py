@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
+from symphony.client.views import Tenant
 
 from tests.e2e import programs as guests
 from tests.support.console import NEEDS, console
@@ -64,7 +65,7 @@ async def relayed(server: RunningServer) -> AsyncIterator[tuple[RunningServer, R
 class Other:
     """Another tenant, whose programs, files, words and ids are easily recognised."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self.client = client
         self.runs: list[str] = []
 
@@ -73,10 +74,10 @@ class Other:
             f"{drop('send', 0, 6)} {drop('log', 3, 8, 6)} (i32.const 1)",
             data(0, "wombat") + data(8, "numbat"),
         )
-        await self.client.upload(guests.wasm(speaker), "quokka")
-        await self.client.upload(guests.HANG_WASM, "quokka-hang")
-        await self.client.upload(PARENT_WASM, "quokka-parent")
-        await self.client.upload(guests.SAVE_WASM, "quokka-save")
+        await self.client.programs.upload(guests.wasm(speaker), "quokka")
+        await self.client.programs.upload(guests.HANG_WASM, "quokka-hang")
+        await self.client.programs.upload(PARENT_WASM, "quokka-parent")
+        await self.client.programs.upload(guests.SAVE_WASM, "quokka-save")
         await self.client.run("quokka-save")
 
     async def work(self) -> None:
@@ -84,7 +85,7 @@ class Other:
             self.runs.append((await self.client.run("quokka", "bilby"))["id"])
             for program in ("quokka-hang", "quokka-parent"):
                 self.runs.append(await self.client.start(program, "dugong"))
-                await self.client.cancel(self.runs[-1])
+                await self.client.runs.cancel(self.runs[-1])
 
 
 @asynccontextmanager
@@ -92,9 +93,9 @@ async def other_at_work(server: RunningServer) -> AsyncIterator[Other]:
     names = [tenant["id"] async for tenant in _admin_tenants(server)]
     async with server.admin() as admin:
         if THEIRS not in names:
-            await admin.create_tenant(THEIRS)
-        key = (await admin.create_key(THEIRS))["key"]
-    async with Client(server.url, key) as client:
+            await admin.admin.create_tenant(THEIRS)
+        key = (await admin.admin.create_key(THEIRS))["key"]
+    async with AsyncClient(server.url, key, retries=0) as client:
         other = Other(client)
         await other.prepare()
         working = asyncio.create_task(other.work())
@@ -106,19 +107,19 @@ async def other_at_work(server: RunningServer) -> AsyncIterator[Other]:
             await asyncio.wait([working])
 
 
-async def _admin_tenants(server: RunningServer) -> AsyncIterator[dict[str, str]]:
+async def _admin_tenants(server: RunningServer) -> AsyncIterator[Tenant]:
     async with server.admin() as admin:
-        async for tenant in admin.tenants():
+        async for tenant in admin.admin.tenants():
             yield tenant
 
 
 async def test_console_of_a_tenant_gets_no_byte_of_another(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(guests.ECHO_WASM, "our-echo")
-    await client.upload(guests.HANG_WASM, "our-hang")
-    await client.upload(PARENT_WASM, "our-parent")
-    await client.upload(guests.SAVE_WASM, "our-save")
+    await client.programs.upload(guests.ECHO_WASM, "our-echo")
+    await client.programs.upload(guests.HANG_WASM, "our-hang")
+    await client.programs.upload(PARENT_WASM, "our-parent")
+    await client.programs.upload(guests.SAVE_WASM, "our-save")
     await client.run("our-save")
     async with relayed(server) as (there, relay), other_at_work(server) as other:
         async with console(there, server.key, tmp_path) as shown:
@@ -135,7 +136,7 @@ async def test_console_of_a_tenant_gets_no_byte_of_another(
             await shown.show("overview", "What became of the roles")
             asked = "performance.getEntriesByType('resource').map((each) => each.name)"
             await shown.until(f"{asked}.filter((name) => name.includes('history')).length >= 3")
-            await client.cancel(live)
+            await client.runs.cancel(live)
         sent = bytes(relay.sent)
         theirs = list(other.runs)
     assert len(theirs) > 10
@@ -153,9 +154,9 @@ async def test_console_of_an_operator_gets_no_content_of_tenants(
             await shown.sees("Live runs by tenant", THEIRS)
             for tab in ("tenants", "usage", "audit"):
                 await shown.show(f"operators/{tab}", "Operators")
-            async with Client(there.url, server.admin_key) as admin:
+            async with AsyncClient(there.url, server.admin_key, retries=0) as admin:
                 count = 0
-                async for event in admin.changes():
+                async for event in admin.runs.changes():
                     count += event.data.get("tenant") == THEIRS
                     if count > 20:
                         break

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e import programs as guests
 from tests.support.console import NEEDS, console
@@ -20,7 +20,7 @@ SAMPLED = (
 
 
 async def test_restart_of_a_worker_is_seen(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     # An operator: a tenant would see the server's figures only while there is no other one.
     async with console(server, server.admin_key, tmp_path) as shown:
@@ -33,7 +33,7 @@ async def test_restart_of_a_worker_is_seen(
         await shown.until(f"{again} === '1' && {ROW}.innerText.includes('seccomp')")
         await shown.check("overview-restart")
     assert (await server.pids())["worker-0"] != before
-    await client.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     assert (await client.run("hello"))["output"] == "hello"
 
 
@@ -54,13 +54,13 @@ async def test_figures_go_on_with_the_newest_steps_only(
 
 
 async def test_operator_sees_queues_and_runs_by_tenant(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     acme = await server.add_tenant("acme")
-    await client.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     await client.run("hello")
-    async with Client(server.url, acme) as other:
-        await other.upload(guests.HELLO_WASM, "hello")
+    async with AsyncClient(server.url, acme, retries=0) as other:
+        await other.programs.upload(guests.HELLO_WASM, "hello")
         await other.run("hello")
     async with console(server, server.admin_key, tmp_path) as shown:
         await shown.sees("Tokens that wait, by tenant", "Live runs by tenant", "acme", "MiB")

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from symphony import AsyncClient
 from symphony_runtime.cli.projects import put_manifest
-from symphony_runtime.client import Client
 
 from tests.e2e import programs as guests
 from tests.support.console import NEEDS, Console, console
@@ -71,10 +71,10 @@ async def fill(shown: Console, label: str, value: str) -> None:
 
 
 async def test_form_from_a_schema_makes_the_input(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     wasm = described(tmp_path, echo(0), description="Says it again.", input_schema=SCHEMA)
-    await client.upload(wasm, "formed")
+    await client.programs.upload(wasm, "formed")
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("playground/formed", "Says it again.", "what it begins with", "place")
         await fill(shown, "prompt", "once")
@@ -112,8 +112,8 @@ async def test_form_from_a_schema_makes_the_input(
             "[...document.querySelectorAll('dl.value dt')].map((each) => each.textContent)"
         )
         assert set(shown_fields) == {*wanted, "city"}, "JSON is shown by its fields"
-        (newest, *_) = [run async for run in client.runs()]
-        assert json.loads((await client.result(newest["id"]))["output"]) == wanted
+        (newest, *_) = [run async for run in client.runs.list()]
+        assert json.loads((await client.runs.get(newest["id"]))["output"]) == wanted
         # As JSON text: the same value, and what is no JSON is not sent.
         await fill(shown, "as JSON", "")
         text = await shown.until("document.querySelector('form textarea').value")
@@ -124,10 +124,10 @@ async def test_form_from_a_schema_makes_the_input(
 
 
 async def test_two_versions_run_side_by_side_on_one_input(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    old = (await client.upload(echo(0), "pair"))["id"]
-    await client.upload(echo(3), "pair")
+    old = (await client.programs.upload(echo(0), "pair"))["id"]
+    await client.programs.upload(echo(3), "pair")
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("programs/pair", "Compare")
         await shown.click("Compare")
@@ -139,15 +139,15 @@ async def test_two_versions_run_side_by_side_on_one_input(
         found = "[...document.querySelectorAll('[aria-label^=\"output of\"]')]"
         outputs = await shown.tab.evaluate(f"{found}.map((each) => each.textContent)")
         assert outputs == ["both of us", "both of us"]
-    ended = [run async for run in client.runs()][:2]
+    ended = [run async for run in client.runs.list()][:2]
     assert {run["exit_code"] for run in ended} == {0, 3}
     assert old in {run["program"] for run in ended}
 
 
 async def test_copied_requests_do_the_same_elsewhere(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(echo(0), "copied")
+    await client.programs.upload(echo(0), "copied")
     words = 'it\'s "quoted" \\ $HOME häh'
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("playground/copied", "Input: a text, or JSON")
@@ -181,7 +181,7 @@ async def test_copied_requests_do_the_same_elsewhere(
 
 
 async def test_chat_keeps_its_branches_and_continues_from_any(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     cards = "[...document.querySelectorAll('.card')]"
     idle = f"!{cards}.some((card) => card.textContent.includes('streaming'))"
@@ -230,10 +230,10 @@ async def test_chat_keeps_its_branches_and_continues_from_any(
 
 
 async def test_chat_shows_why_a_program_refuses(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     said = b"plain words"
-    await client.upload(
+    await client.programs.upload(
         guests.wasm(main(f"{drop('send', 8, len(said))} (i32.const 0)", data(8, said))), "talker"
     )
     async with console(server, server.key, tmp_path) as shown:

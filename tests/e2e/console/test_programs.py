@@ -4,7 +4,7 @@ import base64
 import json
 from pathlib import Path
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e import programs as guests
 from tests.support.console import NEEDS, Console, console
@@ -48,13 +48,13 @@ async def rows(shown: Console) -> list[list[str]]:
 
 
 async def test_dropped_files_are_uploaded_or_refused_with_all_reasons(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("programs", "Programs", "Drop a .wasm file here")
         await drop(shown, "dropped.wasm", guests.PARROT_WASM)
         await shown.sees("is there, and dropped points at it", "wait for messages of its client")
-        dropped = await client.program("dropped")
+        dropped = await client.programs.get("dropped")
         assert dropped["id"][7:19] in await shown.text()
         await drop(shown, "bad.wasm", guests.REFUSED_WASM)
         await shown.sees("path_open", "(400)")
@@ -63,14 +63,14 @@ async def test_dropped_files_are_uploaded_or_refused_with_all_reasons(
         await shown.fill(".drop input:not([type])", "another")
         await drop(shown, "dropped.wasm", guests.PARROT_WASM)
         await shown.sees("was there already, and another points at it")
-    assert (await client.program("another"))["id"] == dropped["id"]
+    assert (await client.programs.get("another"))["id"] == dropped["id"]
 
 
 async def test_name_is_pointed_at_an_older_version_and_back(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    old = (await client.upload(PLAIN, "steps"))["id"]
-    new = (await client.upload(guests.PARROT_WASM, "steps"))["id"]
+    old = (await client.programs.upload(PLAIN, "steps"))["id"]
+    new = (await client.programs.upload(guests.PARROT_WASM, "steps"))["id"]
     for _ in range(3):
         await client.run(f"steps@{old}")
     async with console(server, server.key, tmp_path) as shown:
@@ -89,21 +89,21 @@ async def test_name_is_pointed_at_an_older_version_and_back(
         assert (second[0], second[1], second[4]) == (old[7:19], "", "3")
         await shown.click(f"Point steps at {old[7:19]}")
         await shown.sees(f"Point steps at {new[7:19]}")
-        assert (await client.program("steps"))["id"] == old
+        assert (await client.programs.get("steps"))["id"] == old
         await shown.click(f"Point steps at {new[7:19]}")
         await shown.click(f"Roll back to {old[7:19]}")
         await shown.sees(f"Point steps at {new[7:19]}")
-        assert (await client.program("steps"))["id"] == old
+        assert (await client.programs.get("steps"))["id"] == old
         await shown.click("Delete")
         await shown.until("document.querySelectorAll('tbody tr').length === 1")
         assert new[7:19] in (await shown.tab.evaluate("asked"))[-1]
-    assert [each["id"] for each in await client.versions("steps")] == [old]
+    assert [each["id"] for each in await client.programs.versions("steps")] == [old]
 
 
 async def test_version_is_uploaded_and_gets_another_name(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    old = (await client.upload(guests.HELLO_WASM, "grows"))["id"]
+    old = (await client.programs.upload(guests.HELLO_WASM, "grows"))["id"]
     async with console(server, server.key, tmp_path) as shown:
         await agree(shown)
         await shown.show("programs/grows", "Upload a version", "Alias")
@@ -114,11 +114,11 @@ async def test_version_is_uploaded_and_gets_another_name(
         await shown.click("Point it there")
         await shown.sees("grows-old")
         await shown.until("location.hash === '#/programs/grows-old'")
-        assert (await client.program("grows-old"))["id"] == old
+        assert (await client.programs.get("grows-old"))["id"] == old
         await shown.show("programs/grows", "Delete with all versions")
         await shown.click("Delete with all versions")
         await shown.until("location.hash === '#/programs'")
         await shown.sees("grows-old")
-    names = {program["name"] async for program in client.programs()}
+    names = {program["name"] async for program in client.programs.list()}
     assert "grows-old" in names
     assert "grows" not in names

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e import programs as guests
 from tests.support.console import NEEDS, Console, console
@@ -27,10 +27,10 @@ def lists_asked(shown: Console) -> int:
 
 
 async def test_runs_appear_and_end_without_lists_being_asked_again(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("runs", "Limit hit", "live only")
         asked = lists_asked(shown)
@@ -39,7 +39,7 @@ async def test_runs_appear_and_end_without_lists_being_asked_again(
         ended = [(await client.run("hello"))["id"] for _ in range(30)]
         await shown.sees(ended[-1][:16])
         await shown.until("document.body.innerText.includes('1 instances')")
-        await client.cancel(live)
+        await client.runs.cancel(live)
         await shown.sees("killed")
         await shown.check("runs-live")
         # What live runs hold is asked for every five seconds.
@@ -47,9 +47,9 @@ async def test_runs_appear_and_end_without_lists_being_asked_again(
 
 
 async def test_runs_are_found_by_the_limit_that_ended_them(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(guests.SPIN_WASM, "spin")
+    await client.programs.upload(guests.SPIN_WASM, "spin")
     limited = (await client.run("spin", limits={"cpu_ms": 50}))["id"]
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("runs", "Limit hit")
@@ -63,9 +63,9 @@ async def test_runs_are_found_by_the_limit_that_ended_them(
 
 
 async def test_run_is_run_again_with_its_input_from_its_view(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(guests.ECHO_WASM, "echo")
+    await client.programs.upload(guests.ECHO_WASM, "echo")
     run = (await client.run("echo", "the words that were given"))["id"]
     async with console(server, server.key, tmp_path) as shown:
         await shown.show(f"runs/{run}", "the words that were given")
@@ -74,14 +74,14 @@ async def test_run_is_run_again_with_its_input_from_its_view(
             f"location.hash.startsWith('#/runs/run_') && !location.hash.includes('{run}')"
         )
         await shown.sees("the words that were given", "exit code 7")
-    runs = [each["id"] async for each in client.runs(program="echo")]
+    runs = [each["id"] async for each in client.runs.list(program="echo")]
     assert (len(runs), runs[1]) == (2, run)
 
 
 async def test_children_of_a_run_are_shown_as_a_tree(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(PARENT_WASM, "parent")
+    await client.programs.upload(PARENT_WASM, "parent")
     run = await client.start("parent")
     async with console(server, server.key, tmp_path) as shown:
         await shown.show(
@@ -94,9 +94,9 @@ async def test_children_of_a_run_are_shown_as_a_tree(
 
 
 async def test_thousand_live_runs_are_listed_without_a_stall(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     started: list[str] = []
     while len(started) < LIVE:
         started += await asyncio.gather(*(client.start("hang") for _ in range(50)))
@@ -113,7 +113,7 @@ async def test_thousand_live_runs_are_listed_without_a_stall(
             await shown.tab.evaluate("window.tasks.length = 0")
             changes = started[at * 50 : at * 50 + 50]
             scrolling = asyncio.create_task(scroll(shown))
-            await asyncio.gather(*map(client.cancel, changes))
+            await asyncio.gather(*map(client.runs.cancel, changes))
             started += await asyncio.gather(*(client.start("hang") for _ in range(50)))
             await scrolling
             longest = min(longest, await shown.tab.evaluate("Math.max(0, ...window.tasks)"))
@@ -128,7 +128,7 @@ async def test_thousand_live_runs_are_listed_without_a_stall(
             f" box.scrollTop = box.scrollHeight; return box.innerText.includes('{oldest}') }})()"
         )
         await shown.check("runs-thousand")
-    await asyncio.gather(*map(client.cancel, started))
+    await asyncio.gather(*map(client.runs.cancel, started))
 
 
 async def scroll(shown: Console) -> None:
@@ -138,11 +138,11 @@ async def scroll(shown: Console) -> None:
 
 
 async def test_run_of_a_completion_is_listed_while_it_lives(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     model = (await server.ask("GET", "/v1/models"))[1]["data"][0]["id"]
     wanted = {"model": model, "prompt": "x", "max_tokens": 2_000, "ignore_eos": True}
-    changes = client.changes()
+    changes = client.runs.changes()
     assert (await anext(changes)).kind == "begin"
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("runs", "live only")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
+from symphony.client.views import RunResult
 
 from tests.e2e.programs import DECODE_WASM, wasm
 from tests.runtime.gateway.runs.test_trace import checked
@@ -43,9 +44,7 @@ TOLD = "document.querySelector('.event').innerText"
 
 
 @asynccontextmanager
-async def opened(
-    server: RunningServer, folder: Path, run: dict[str, Any]
-) -> AsyncIterator[Console]:
+async def opened(server: RunningServer, folder: Path, run: RunResult) -> AsyncIterator[Console]:
     async with console(server, server.key, folder) as shown:
         await shown.tab.evaluate(f"location.hash = '#/runs/{run['id']}'")
         await shown.sees("Timeline", "Time by kind")
@@ -65,18 +64,18 @@ async def press(shown: Console, *keys: str) -> str:
     return told
 
 
-async def decoded(client: Client) -> dict[str, Any]:
-    await client.upload(DECODE_WASM, name="decode")
+async def decoded(client: AsyncClient) -> RunResult:
+    await client.programs.upload(DECODE_WASM, name="decode")
     run = await client.run("decode", input="\x20", trace=True)
     assert run["status"] == "exited", run
     return run
 
 
 async def test_keys_walk_through_lanes_and_events_and_tell_their_tokens(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     run = await decoded(client)
-    spans = checked(await client.trace(run["id"]))
+    spans = checked(await client.runs.trace(run["id"]))
     preds = sorted((s for s in spans if s["cat"] == "pred"), key=lambda s: float(s["ts"]))
     async with opened(server, tmp_path, run) as shown:
         told = await press(shown, "ArrowDown")
@@ -104,7 +103,7 @@ async def test_keys_walk_through_lanes_and_events_and_tell_their_tokens(
 
 
 async def test_pointer_tells_the_event_under_it_and_its_tokens(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     run = await decoded(client)
     async with opened(server, tmp_path, run) as shown:
@@ -129,10 +128,10 @@ async def test_pointer_tells_the_event_under_it_and_its_tokens(
 
 
 async def test_table_lists_each_lanes_events_in_words(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     run = await decoded(client)
-    spans = checked(await client.trace(run["id"]))
+    spans = checked(await client.runs.trace(run["id"]))
     async with opened(server, tmp_path, run) as shown:
         await shown.tab.evaluate("[...document.querySelectorAll('summary')].at(-1).click()")
         await shown.until("document.querySelector('details[open] select')")
@@ -153,7 +152,7 @@ async def test_table_lists_each_lanes_events_in_words(
 
 
 async def test_download_is_the_trace_as_perfetto_reads_it(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
     run = await decoded(client)
     downloads = tmp_path / "downloads"
@@ -167,18 +166,18 @@ async def test_download_is_the_trace_as_perfetto_reads_it(
         await wait_until(saved.exists, 20)
         trace = json.loads(saved.read_text())
         checked(trace)
-        assert trace == await client.trace(run["id"])
+        assert trace == await client.runs.trace(run["id"])
 
 
 @pytest.mark.slow
 @pytest.mark.timing
 async def test_trace_of_many_events_opens_and_pans_as_fast_as_claimed(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(MANY_PREDS, name="many-preds")
+    await client.programs.upload(MANY_PREDS, name="many-preds")
     run = await client.run("many-preds", trace=True)
     assert run["status"] == "exited", run
-    events = len((await client.trace(run["id"]))["traceEvents"])
+    events = len((await client.runs.trace(run["id"]))["traceEvents"])
     assert events >= EVENTS
     async with opened(server, tmp_path, run) as shown:
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e import programs as guests
 from tests.support.browser import find_browser, open_tab
@@ -14,11 +14,11 @@ pytestmark = NEEDS
 
 
 async def test_views_of_a_tenant_show_its_runs_programs_and_files(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(built(EXAMPLES / "completion").read_bytes(), "completion")
-    await client.upload(guests.SAVE_WASM, "save")
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(built(EXAMPLES / "completion").read_bytes(), "completion")
+    await client.programs.upload(guests.SAVE_WASM, "save")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     ended = await client.run("completion", input="def f(", trace=True)
     await client.run("save")
     async with console(server, server.key, tmp_path) as shown:
@@ -28,7 +28,7 @@ async def test_views_of_a_tenant_show_its_runs_programs_and_files(
                          "Timeline", "Time by kind")  # fmt: skip
         assert await shown.until("document.querySelector('canvas.timeline')?.width > 0")
         await shown.show("programs", "completion", "compute with the model", "Upload")
-        (file, *_) = [file async for file in client.kv()]
+        (file, *_) = [file async for file in client.kv.list()]
         folder, _, name = file["path"].rpartition("/")
         await shown.show("files", f"{folder}/", name)
         await shown.show(f"files/{file['path']}", "tokens in", "device", "Download")
@@ -36,9 +36,9 @@ async def test_views_of_a_tenant_show_its_runs_programs_and_files(
 
 
 async def test_playground_streams_the_model_and_a_program(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(built(EXAMPLES / "completion").read_bytes(), "completion")
+    await client.programs.upload(built(EXAMPLES / "completion").read_bytes(), "completion")
     async with console(server, server.key, tmp_path) as shown:
         await shown.show("playground", "What runs", "compare two")
         await shown.fill("textarea", "read a file")
@@ -53,15 +53,15 @@ async def test_playground_streams_the_model_and_a_program(
 
 
 async def test_live_run_is_cancelled_from_its_view(
-    server: RunningServer, client: Client, tmp_path: Path
+    server: RunningServer, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     run = await client.start("hang")
     async with console(server, server.key, tmp_path) as shown:
         await shown.show(f"runs/{run}", "running", "Message to the program")
         await shown.click("Cancel")
         await shown.sees("killed", "it was cancelled")
-    assert (await client.result(run))["status"] == "killed"
+    assert (await client.runs.get(run))["status"] == "killed"
 
 
 async def test_operator_adds_a_tenant_with_a_key_that_works(
@@ -78,8 +78,8 @@ async def test_operator_adds_a_tenant_with_a_key_that_works(
         key = await shown.until("document.querySelector('.shown-once code')?.textContent")
         await shown.show("operators/usage", "Generated")
         await shown.show("operators/audit", "createTenantKey")
-    async with Client(server.url, key) as made:
-        assert [run async for run in made.runs()] == []
+    async with AsyncClient(server.url, key, retries=0) as made:
+        assert [run async for run in made.runs.list()] == []
 
 
 async def test_wrong_key_is_told_and_not_kept(server: RunningServer, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def parrot(server: RunningServer) -> Iterator[str]:
 
     async def upload() -> None:
         async with server.client() as client:
-            await client.upload(PARROT_WASM, name="parrot")
+            await client.programs.upload(PARROT_WASM, name="parrot")
 
     async def look() -> None:
         async with server.client() as client:
@@ -38,7 +38,7 @@ def target(server: RunningServer, parrot: str) -> Iterator[RunningServer]:
 
     async def no_run_is_live() -> bool:
         async with server.client() as client:
-            return not await client.live_runs()
+            return not await client.runs.live()
 
     # A run that was answered may be on its way into the database still.
     asyncio.run(wait_until(no_run_is_live, SECONDS_MAX))

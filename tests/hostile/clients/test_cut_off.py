@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e.programs import PARROT_WASM
 from tests.hostile.clients.test_http_websockets import HANDSHAKE
@@ -21,8 +21,8 @@ async def held(target: RunningServer, key: str) -> AsyncIterator[list[Wire]]:
 
     They are an SSE stream, a WebSocket, one that waits for a result, and idle ones.
     """
-    async with Client(target.url, key) as client:
-        await client.upload(PARROT_WASM, name="parrot")
+    async with AsyncClient(target.url, key, retries=0) as client:
+        await client.programs.upload(PARROT_WASM, name="parrot")
         run = await client.start("parrot")
     async with AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(wire(target.url)) for _ in range(6)]
@@ -53,8 +53,8 @@ async def all_are_cut(found: list[Wire]) -> None:
 def tenant(target: RunningServer) -> str:
     async def make() -> None:
         async with target.admin() as admin:
-            if TENANT not in [each["id"] async for each in admin.tenants()]:
-                await admin.create_tenant(TENANT)
+            if TENANT not in [each["id"] async for each in admin.admin.tenants()]:
+                await admin.admin.create_tenant(TENANT)
 
     asyncio.run(make())
     return TENANT
@@ -65,30 +65,30 @@ async def test_suspended_tenants_connections_are_cut_and_no_others(
 ) -> None:
     async with target.admin() as admin, wire(target.url) as neighbour:
         assert await is_open(neighbour, target.key)
-        made = await admin.create_key(tenant)
+        made = await admin.admin.create_key(tenant)
         async with held(target, made["key"]) as found:
-            await admin.change_tenant(tenant, suspended=True)
+            await admin.admin.change_tenant(tenant, suspended=True)
             await all_are_cut(found)
         assert await is_open(neighbour, target.key)
-        await admin.change_tenant(tenant, suspended=False)
-        await admin.revoke_key(tenant, made["id"])
+        await admin.admin.change_tenant(tenant, suspended=False)
+        await admin.admin.revoke_key(tenant, made["id"])
 
 
 async def test_revoked_keys_connections_are_cut_and_no_others(
     target: RunningServer, tenant: str
 ) -> None:
     async with target.admin() as admin, wire(target.url) as other, wire(target.url) as changed:
-        gone, kept = [await admin.create_key(tenant) for _ in range(2)]
+        gone, kept = [await admin.admin.create_key(tenant) for _ in range(2)]
         assert await is_open(other, kept["key"])
         # A connection is its last key's.
         assert await is_open(changed, gone["key"])
         assert await is_open(changed, kept["key"])
         async with held(target, gone["key"]) as found:
-            await admin.revoke_key(tenant, gone["id"])
+            await admin.admin.revoke_key(tenant, gone["id"])
             await all_are_cut(found)
         assert await is_open(other, kept["key"])
         assert await is_open(changed, kept["key"])
-        async with Client(target.url, kept["key"]) as owner:
-            for run in await owner.live_runs():
-                await owner.cancel(run["id"])
-        await admin.revoke_key(tenant, kept["id"])
+        async with AsyncClient(target.url, kept["key"], retries=0) as owner:
+            for run in await owner.runs.live():
+                await owner.runs.cancel(run["id"])
+        await admin.admin.revoke_key(tenant, kept["id"])

@@ -111,7 +111,7 @@ async def test_body_with_a_repeated_key_uses_the_last_value(target: RunningServe
     reply = await ask(target.url, post(RUNS, target.key, body))
     assert reply.status == 202, reply
     async with target.client() as client:
-        await client.cancel(reply.json()["id"])
+        await client.runs.cancel(reply.json()["id"])
 
 
 # Targets: none of them is anything of the tenant's, or leads anywhere else.

@@ -98,7 +98,7 @@ async def test_client_that_hangs_up_within_a_body_leaves_nothing(target: Running
             request = head(f"POST {RUNS} HTTP/1.1", target.key, "Content-Length: 100")
             await connection.send(request + b'{"input": "')
     async with target.client() as client:
-        assert await client.live_runs() == []
+        assert await client.runs.live() == []
 
 
 ODD: dict[str, tuple[bytes, set[int]]] = {

@@ -46,7 +46,7 @@ async def test_incomplete_head_is_not_waited_for(
 
 async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, system.client() as owner, AsyncExitStack() as stack:
-        await owner.upload(PARROT_WASM, name="parrot")
+        await owner.programs.upload(PARROT_WASM, name="parrot")
         run = await owner.start("parrot")
         services = system.gateway.services
         services.connections.most = 8
@@ -63,7 +63,7 @@ async def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None
             assert (await connection.reply()).status == 200
         assert services.connections.statistics()["connections_closed"] >= 30
         async with system.client() as client:
-            await client.send(run, b"heard", close=True)
+            await client.runs.send(run, b"heard", close=True)
         async with asyncio.timeout(SECONDS_MAX):
             await reader.reader.readuntil(b"heard")  # it was at work, and was left alone
         for one in silent:
@@ -75,7 +75,7 @@ async def test_tenant_with_many_connections_leaves_some_for_others(tmp_path: Pat
     async with SystemRig(tmp_path) as system, AsyncExitStack() as stack:
         other = await system.add_tenant("other")
         async with system.client() as client:
-            await client.upload(PARROT_WASM, name="parrot")
+            await client.programs.upload(PARROT_WASM, name="parrot")
             run = await client.start("parrot")
         system.gateway.services.connections.most = 20
         follow = head(f"GET /v1/runs/{run}/events HTTP/1.1", system.key)
@@ -90,15 +90,15 @@ async def test_tenant_with_many_connections_leaves_some_for_others(tmp_path: Pat
         reply = await ask(system.url, head("GET /v1/runs HTTP/1.1", other))
         assert reply.status == 200
         async with system.admin() as admin:
-            await admin.statistics()
+            await admin.admin.statistics()
 
 
 async def test_reader_that_never_reads_delays_only_its_own_program(
     tmp_path: Path,
 ) -> None:
     async with SystemRig(tmp_path) as system, system.client() as client, AsyncExitStack() as stack:
-        flood = (await client.upload(ENDLESS_SEND_WASM))["id"]
-        await client.upload(PARROT_WASM, name="parrot")
+        flood = (await client.programs.upload(ENDLESS_SEND_WASM))["id"]
+        await client.programs.upload(PARROT_WASM, name="parrot")
         runs = [await client.start(flood) for _ in range(4)]
         for run in runs:
             for path, headers in (("events", ()), ("ws", HANDSHAKE)):
@@ -108,13 +108,13 @@ async def test_reader_that_never_reads_delays_only_its_own_program(
                 await deaf.send(request)
         await talk(client, 20)
         for run in runs:
-            assert (await client.cancel(run))["status"] == "killed"
+            assert (await client.runs.cancel(run))["status"] == "killed"
         assert system.gateway.services.bodies.statistics() == {"body_bytes": 0}
 
 
 async def test_websocket_whose_client_left_is_not_written_again(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, system.client() as client:
-        await client.upload(SPIN_WASM, name="spin")
+        await client.programs.upload(SPIN_WASM, name="spin")
         run = await client.start("spin")
         before = len(asyncio.all_tasks())
         async with system.session() as session:
@@ -134,5 +134,5 @@ async def test_websocket_whose_client_left_is_not_written_again(tmp_path: Path) 
             assert connection.transport is not None
             connection.transport.abort()
         await wait_until(lambda: len(asyncio.all_tasks()) <= before)
-        assert (await client.result(run))["status"] == "running"
-        await client.cancel(run)
+        assert (await client.runs.get(run))["status"] == "running"
+        await client.runs.cancel(run)

@@ -49,8 +49,8 @@ async def socket_of(server: RunningServer, *headers: str) -> AsyncIterator[tuple
         try:
             yield connection, run
         finally:
-            result = await client.result(run)
-            await client.cancel(run)
+            result = await client.runs.get(run)
+            await client.runs.cancel(run)
             assert result["status"] == "running", result  # also after a bad socket
 
 
@@ -173,7 +173,7 @@ async def test_websocket_wrong_handshake_is_answered(target: RunningServer, name
         reply = await connection.reply()
         assert reply.status in (400, 426), reply
         assert reply.headers["content-type"] == "application/problem+json"
-        await client.cancel(run)
+        await client.runs.cancel(run)
 
 
 async def test_websocket_unmasked_frame_is_a_message_or_an_error(

@@ -105,6 +105,6 @@ async def test_key_guesses_fill_no_database(tmp_path: Path) -> None:
             assert (await stranger.reply()).status == 401
         await sending
         async with system.admin() as admin:
-            notes = [note async for note in admin.audit({"kind": "denied"})]
+            notes = [note async for note in admin.admin.audit({"kind": "denied"})]
         assert sum(note["times"] for note in notes) == len(guesses)
         assert len(notes) < len(guesses) / 10

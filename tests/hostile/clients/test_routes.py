@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
@@ -97,10 +97,10 @@ async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
         async with system.admin() as admin:
 
             async def reader(tenant: str | None) -> str:
-                return str((await admin.create_key(tenant, role="read-only"))["key"])
+                return str((await admin.admin.create_key(tenant, role="read-only"))["key"])
 
-            revoked = await admin.create_key("default", role="tenant")
-            await admin.revoke_key("default", revoked["id"])
+            revoked = await admin.admin.create_key("default", role="tenant")
+            await admin.admin.revoke_key("default", revoked["id"])
             keys: dict[str, str | None] = {
                 "nobody": None,
                 "a guess": "sym_000000000000_" + "A" * 43,
@@ -112,7 +112,7 @@ async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
                 "stranger": await system.add_tenant("stranger"),
                 "suspended": await system.add_tenant("gone"),
             }
-            await admin.change_tenant("gone", suspended=True)
+            await admin.admin.change_tenant("gone", suspended=True)
         yield Callers(system, session, keys)
 
 
@@ -174,8 +174,8 @@ async def test_route_answers_every_missing_or_wrong_key_alike(them: Callers) -> 
 async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers) -> None:
     """Another tenant's ids in every route: byte for byte what made-up ones are answered with."""
     async with them.system.client() as owner:
-        program = (await owner.upload(guests.PARROT_WASM, name="parrot"))["id"]
-        await owner.upload(guests.SAVE_WASM, name="save")
+        program = (await owner.programs.upload(guests.PARROT_WASM, name="parrot"))["id"]
+        await owner.programs.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
         live = await owner.start("parrot", trace=True)
         asked_for = b'{"model": "parrot", "input": "x", "background": true}'
@@ -214,14 +214,14 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
                     asked += 1
         assert parts == set(pairs), "a new kind of name is tried, too"
         assert asked > 25
-        await owner.cancel(live)
-        await owner.cancel(response.replace("resp", "run"))
+        await owner.runs.cancel(live)
+        await owner.runs.cancel(response.replace("resp", "run"))
 
 
 async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers) -> None:
     async with them.system.client() as owner:
-        await owner.upload(guests.PARROT_WASM, name="parrot")
-        await owner.upload(guests.SAVE_WASM, name="save")
+        await owner.programs.upload(guests.PARROT_WASM, name="parrot")
+        await owner.programs.upload(guests.SAVE_WASM, name="save")
         ended = (await owner.run("save"))["id"]
         made_up = "run_" + "1" * 24
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
@@ -243,10 +243,10 @@ async def test_anothers_names_in_bodies_and_cursors_reveal_nothing(them: Callers
         assert b"parrot" not in models.body
         figures = await them.ask("GET", "/metrics", "stranger")
         assert b"default" not in figures.body
-        async with Client(them.system.url, str(them.keys["stranger"])) as stranger:
-            mine = await stranger.upload(guests.SAVE_WASM, name="parrot")
+        async with AsyncClient(them.system.url, str(them.keys["stranger"]), retries=0) as stranger:
+            mine = await stranger.programs.upload(guests.SAVE_WASM, name="parrot")
             assert (await stranger.run("parrot"))["exit_code"] == 0
-            await stranger.kv_remove("notes/first")
-            await stranger.delete_program(mine["id"])
-        assert (await owner.kv_stat("notes/first"))["len"] == 3
+            await stranger.kv.remove("notes/first")
+            await stranger.programs.delete(mine["id"])
+        assert (await owner.kv.stat("notes/first"))["len"] == 3
         assert (await owner.run("save"))["exit_code"] == 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from symphony_runtime.client import Client, ServerError
+from symphony import AsyncClient, ServerError
 
 from tests.e2e.programs import HELLO_WASM, SAVE_WASM
 from tests.support.gateway.system import SystemRig
@@ -92,27 +92,27 @@ def post(path: str, key: str | None, body: bytes, *headers: str) -> bytes:
     return head(f"POST {path} HTTP/1.1", key, size, *headers) + body
 
 
-async def talk(client: Client, messages: int) -> None:
+async def talk(client: AsyncClient, messages: int) -> None:
     """Have a run of the program "parrot" repeat this many messages, and end."""
     run = await client.start("parrot")
     for n in range(messages):
-        await client.send(run, b"%d" % n)
-    await client.send(run, b"", close=True)
-    said = [event.message() async for event in client.events(run) if event.kind == "message"]
+        await client.runs.send(run, b"%d" % n)
+    await client.runs.send(run, b"", close=True)
+    said = [event.message() async for event in client.runs.events(run) if event.kind == "message"]
     assert said == [b"%d" % n for n in range(messages)]
 
 
 async def fill(server: RunningServer | SystemRig) -> dict[str, str]:
     """Make one of each resource, again if need be; return names, by their places in paths."""
     async with server.client() as client, server.admin() as admin:
-        await client.upload(HELLO_WASM, name="hello")
-        await client.upload(SAVE_WASM, name="save")
+        await client.programs.upload(HELLO_WASM, name="hello")
+        await client.programs.upload(SAVE_WASM, name="save")
         await client.run("save")
         ended = await client.run("hello", trace=True)
         with contextlib.suppress(ServerError):  # it may not be there, or have all its keys
-            await admin.delete_tenant("somebody", everything=True)
-        await admin.create_tenant("somebody")
-        key = await admin.create_key("somebody", role="tenant")
+            await admin.admin.delete_tenant("somebody", everything=True)
+        await admin.admin.create_tenant("somebody")
+        key = await admin.admin.create_key("somebody", role="tenant")
     models = (await ask(server.url, head("GET /v1/models HTTP/1.1", server.key))).json()["data"]
     return {"program": "hello", "run": ended["id"], "path": "notes/first", "tenant": "somebody",
             "key": key["id"], "model": models[0]["id"]}  # fmt: skip

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from wasmtime import wat2wasm
 
 from tests.e2e.programs import PARROT_WASM, REFUSED_WASM
@@ -38,8 +38,8 @@ CROWD = {
 }  # fmt: skip
 
 
-async def messages(client: Client, run: str) -> AsyncIterator[bytes]:
-    async for event in client.events(run):
+async def messages(client: AsyncClient, run: str) -> AsyncIterator[bytes]:
+    async for event in client.runs.events(run):
         if event.kind == "message":
             yield event.message()
 
@@ -49,8 +49,10 @@ async def test_hostile_guests_all_at_once_end_as_expected(server: RunningServer)
     each of them ends as it must, and the same processes go on with all that they had.
     """
     async with server.client() as client:
-        await client.upload(PARROT_WASM, name="neighbour")
-        programs = [await client.upload(bytes(wat2wasm(guest.source))) for guest in CROWD.values()]
+        await client.programs.upload(PARROT_WASM, name="neighbour")
+        programs = [
+            await client.programs.upload(bytes(wat2wasm(guest.source))) for guest in CROWD.values()
+        ]
         pids, before = await server.pids(), await server.wait_until_idle(END_SECONDS_MAX)
         neighbour = await client.start("neighbour")
         said = messages(client, neighbour)
@@ -59,12 +61,12 @@ async def test_hostile_guests_all_at_once_end_as_expected(server: RunningServer)
             for (name, guest), program in zip(CROWD.items(), programs, strict=True)
         }
         for n in range(ECHOES):
-            await client.send(neighbour, b"%d" % n)
+            await client.runs.send(neighbour, b"%d" % n)
             assert await asyncio.wait_for(anext(said), END_SECONDS_MAX) == b"%d" % n
         for name, guest in CROWD.items():
             if guest.status == ENDLESS:
-                await client.cancel(runs[name])
-        await client.send(neighbour, b"", close=True)
+                await client.runs.cancel(runs[name])
+        await client.runs.send(neighbour, b"", close=True)
         for name, guest in CROWD.items():
             ended = await wait_for_end(client, runs[name], 4 * END_SECONDS_MAX)
             assert ended["status"] == ("killed" if guest.status == ENDLESS else guest.status), ended
@@ -96,14 +98,14 @@ UPLOADS = {
 async def test_upload_that_is_not_a_program_is_refused(server: RunningServer, what: str) -> None:
     body, status, words = UPLOADS[what]
     async with server.client() as client:
-        error = await refused(client.upload(body))
+        error = await refused(client.programs.upload(body))
     assert error.status == status, error
     assert words in error.problem["detail"]
 
 
 async def test_upload_with_refused_imports_lists_all_of_them(server: RunningServer) -> None:
     async with server.client() as client:
-        error = await refused(client.upload(REFUSED_WASM, name="refused"))
+        error = await refused(client.programs.upload(REFUSED_WASM, name="refused"))
     assert error.status == 400
     problems = "\n".join(error.problem["problems"])
     assert "path_open" in problems

@@ -3,9 +3,9 @@
 import struct
 from pathlib import Path
 
+from symphony import AsyncClient
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TENANT_CHANNELS_MAX
-from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
 from tests.support.gateway.system import SystemRig
@@ -56,9 +56,9 @@ THIEF = main(
 )
 
 
-async def heard(client: Client, run: str, count: int) -> list[int]:
+async def heard(client: AsyncClient, run: str, count: int) -> list[int]:
     said: list[int] = []
-    async for event in client.events(run):
+    async for event in client.runs.events(run):
         if event.kind == "message":
             said += struct.unpack("<i", event.message())
         if len(said) == count:
@@ -71,19 +71,19 @@ async def test_program_of_another_tenant_finds_nothing(tmp_path: Path) -> None:
     id; and taking all the channels that a tenant may have takes none of another's.
     """
     async with SystemRig(tmp_path) as system, system.client() as owner:
-        program = await owner.upload(bytes(wat2wasm(OWNER)), name="owner")
+        program = await owner.programs.upload(bytes(wat2wasm(OWNER)), name="owner")
         victim = await owner.start("owner")
         assert await heard(owner, victim, 4) == [0, 32, 0, 1 << 16]
         async with system.tenant("thieves") as thief:
-            await thief.upload(bytes(wat2wasm(THIEF)), name="thief")
+            await thief.programs.upload(bytes(wat2wasm(THIEF)), name="thief")
             run = await thief.start("thief", program["id"])
             found = await heard(thief, run, 12)
-            events = [event async for event in thief.events(run)]
+            events = [event async for event in thief.runs.events(run)]
             assert events[-1].data["status"] == "exited", events[-1]
         assert found == [
             -Errno.EBADF, -Errno.ENOENT, -Errno.ENOENT, 1, 1, -Errno.ENOENT, -Errno.ENOENT,
             -Errno.ETIMEDOUT, -Errno.ENOENT, -Errno.ENOENT, TENANT_CHANNELS_MAX - 1,
             -Errno.EDQUOT,
         ]  # fmt: skip
-        await owner.send(victim, b"go on", close=True)
+        await owner.runs.send(victim, b"go on", close=True)
         assert (await heard(owner, victim, 6))[4:] == [4, 32]

@@ -5,13 +5,14 @@ import os
 from typing import Any
 
 from rich.console import Console
+from symphony.client.views import Role
 from symphony_runtime.cli.top import Sample, draw, make_snapshot
 
 from tests.e2e import programs as guests
 from tests.support.server.server import SYMPHONY, RunningServer
 from tests.support.server.terminal import on_terminal
 
-ROLE = {"role": "kernel", "pid": 7, "ready": True}
+ROLE: Role = {"role": "kernel", "pid": 7, "ready": True}
 
 
 def sample(at: float, tokens: float, **more: float) -> Sample:

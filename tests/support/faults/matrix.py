@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from symphony_runtime.client import ConnectionFailed, ServerError
+from symphony import ConnectionFailed, ServerError
 
 from tests.support.faults.faults import Faults, Kind, Mode
 from tests.support.faults.operations import DIED, DONE, NOT_DONE, OPERATIONS, Clients, Operation

@@ -8,12 +8,12 @@
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from symphony_runtime.client import Client, ServerError
+from symphony import AsyncClient, ServerError
+from symphony.client.views import RunResult
 
 from tests.e2e.programs import HANG_WASM, HELLO_WASM, PARROT_WASM, wasm
 from tests.support.server import deaths
@@ -38,8 +38,8 @@ MARKER_WASM = wasm(
 class Clients:
     """A server's clients, and what operations remember of what they made."""
 
-    client: Client
-    admin: Client
+    client: AsyncClient
+    admin: AsyncClient
     notes: dict[str, Any] = field(default_factory=dict)
     seen: dict[Any, Any] = field(default_factory=dict)  # results of runs, since the last start
 
@@ -48,9 +48,9 @@ class Clients:
             ("marker", MARKER_WASM), ("hang", HANG_WASM), ("parrot", PARROT_WASM),
             ("saver", SAVER),
         ):  # fmt: skip
-            await self.client.upload(program, name)
+            await self.client.programs.upload(program, name)
         assert (await self.client.run("saver", "model"))["exit_code"] == 0
-        pieces = [piece async for piece in self.client.kv_download("model")]
+        pieces = [piece async for piece in self.client.kv.download("model")]
         self.notes["kv"] = b"".join(pieces)
 
 
@@ -71,11 +71,11 @@ class Operation:
         self.name = f"{type(self).__name__.lower()}-{number}"
 
     @property
-    def client(self) -> Client:
+    def client(self) -> AsyncClient:
         return self.clients.client
 
     @property
-    def admin(self) -> Client:
+    def admin(self) -> AsyncClient:
         return self.clients.admin
 
     async def prepare(self) -> None:
@@ -108,17 +108,17 @@ async def found(asking: Awaitable[Any]) -> Any:
         return None
 
 
-async def ended(client: Client, run: str) -> dict[str, Any]:
+async def ended(client: AsyncClient, run: str) -> RunResult:
     """Return a run's result after its end, or what there is of it when that does not come."""
     deadline = asyncio.get_running_loop().time() + END_SECONDS
     while True:
-        result = await client.result(run)
+        result = await client.runs.get(run)
         if result["ended_ms"] is not None or asyncio.get_running_loop().time() > deadline:
             return result
         await asyncio.sleep(0.02)
 
 
-def died(result: dict[str, Any]) -> bool:
+def died(result: RunResult) -> bool:
     """Whether a run was live when its gateway was killed: it has failed, and nothing else."""
     return (result["status"], result["reason"]) == ("failed", deaths.DIED)
 
@@ -129,10 +129,10 @@ class Upload(Operation):
     again = True
 
     async def act(self) -> None:
-        await self.client.upload(HELLO_WASM + _custom_section(self.name), self.name)
+        await self.client.programs.upload(HELLO_WASM + _custom_section(self.name), self.name)
 
     async def state(self) -> str:
-        listed = [p async for p in self.client.programs() if p["name"] == self.name]
+        listed = [p async for p in self.client.programs.list() if p["name"] == self.name]
         if not listed:
             return NOT_DONE
         if len(listed) > 1:
@@ -148,10 +148,10 @@ class DeleteProgram(Upload):
     prepare = Upload.act
 
     async def act(self) -> None:
-        await self.client.delete_program(self.name)
+        await self.client.programs.delete(self.name)
 
     async def state(self) -> str:
-        if await found(self.client.program(self.name)) is None:
+        if await found(self.client.programs.get(self.name)) is None:
             return DONE
         result = await self.client.run(self.name)
         return NOT_DONE if result["status"] == "exited" else f"half a program: {result}"
@@ -168,16 +168,18 @@ class Rollback(Operation):
 
     async def upload(self, which: str) -> None:
         wasm = HELLO_WASM + _custom_section(f"{self.name} {which}")
-        uploaded = await self.client.upload(wasm, self.name)
+        uploaded = await self.client.programs.upload(wasm, self.name)
         self.clients.notes[f"{self.name} {which}"] = uploaded["id"]
 
     async def act(self) -> None:
         old = self.clients.notes[f"{self.name} old"]
-        await self.client.point(self.name, f"{self.name}@{old}")
+        await self.client.programs.point(self.name, f"{self.name}@{old}")
 
     async def state(self) -> str:
         old, new = (self.clients.notes[f"{self.name} {which}"] for which in ("old", "new"))
-        versions = {each["id"]: each["current"] for each in await self.client.versions(self.name)}
+        versions = {
+            each["id"]: each["current"] for each in await self.client.programs.versions(self.name)
+        }
         if versions.keys() != {old, new} or versions[old] is versions[new]:
             return f"the versions are {versions}"
         result = await self.client.run(self.name)
@@ -196,7 +198,7 @@ class Start(Operation):
 
     async def settle(self) -> None:
         await asyncio.sleep(0.05)
-        for run in await self.client.live_runs():
+        for run in await self.client.runs.live():
             await ended(self.client, run["id"])
 
     async def state(self) -> str:
@@ -214,7 +216,7 @@ class Start(Operation):
             return DIED
         if any(status != "exited" for status in mine.values()):
             return f"it ended as {mine}"
-        if not mine and await found(self.client.kv_stat(self.name)) is not None:
+        if not mine and await found(self.client.kv.stat(self.name)) is not None:
             return "it ran, and there is no run"
         return DONE if mine else NOT_DONE
 
@@ -225,23 +227,19 @@ class StartOnce(Start):
     again, exact = True, False
 
     async def act(self) -> None:
-        # The client has no such argument: the request is made by hand.
-        path, query = "/v1/programs/marker/runs", {"detach": "1"}
-        body, headers = json.dumps({"input": self.name}), {"Idempotency-Key": self.name}
-        async with self.client._request(
-            "POST", path, query, body=body.encode(), headers=headers
-        ) as response:
-            self.clients.notes[self.name] = json.loads(await response.read())["id"]
+        self.clients.notes[self.name] = await self.client.start(
+            "marker", self.name, idempotency_key=self.name
+        )
 
 
 async def outputs(clients: Clients) -> dict[str, tuple[str, list[Any]]]:
     """Return all runs of the program that sends its input back: their status and messages."""
     runs: dict[str, tuple[str, list[Any]]] = {}
-    async for run in clients.client.runs():
+    async for run in clients.client.runs.list():
         if run["program_name"] == "marker":
             key = run["id"], run["ended_ms"]
             if key not in clients.seen:
-                result = await clients.client.result(run["id"])
+                result = await clients.client.runs.get(run["id"])
                 status = DIED if died(result) else result["status"]
                 clients.seen[key] = status, result["messages"]
             runs[run["id"]] = clients.seen[key]
@@ -257,15 +255,15 @@ class End(Operation):
         self.run, self.told = await self.client.start("parrot"), ""
 
     async def act(self) -> None:
-        await self.client.send(self.run, self.name.encode(), close=True)
+        await self.client.runs.send(self.run, self.name.encode(), close=True)
         await asyncio.sleep(0.1)  # it ends
-        self.told = (await self.client.result(self.run))["status"]
+        self.told = (await self.client.runs.get(self.run))["status"]
 
     async def settle(self) -> None:
         await ended(self.client, self.run)
 
     async def state(self) -> str:
-        result = await found(self.client.result(self.run))
+        result = await found(self.client.runs.get(self.run))
         if result is None:
             return "the run is not there"
         if died(result) and self.told != "exited":
@@ -279,14 +277,14 @@ class Message(End):
     """A message is received once; the run's end meets no fault."""
 
     async def act(self) -> None:
-        await self.client.send(self.run, self.name.encode())
+        await self.client.runs.send(self.run, self.name.encode())
 
     async def settle(self) -> None:
-        await self.client.send(self.run, b"", close=True)
+        await self.client.runs.send(self.run, b"", close=True)
         await ended(self.client, self.run)
 
     async def state(self) -> str:
-        result = await self.client.result(self.run)
+        result = await self.client.runs.get(self.run)
         if (result["status"], result["messages"]) == ("exited", []):
             return NOT_DONE
         return await super().state()
@@ -299,16 +297,16 @@ class Cancel(Operation):
         self.run = await self.client.start("hang")
 
     async def act(self) -> None:
-        await self.client.cancel(self.run)
+        await self.client.runs.cancel(self.run)
 
     async def settle(self) -> None:
         await asyncio.sleep(0.1)
-        if (await self.client.result(self.run))["status"] == "running":
-            await self.client.cancel(self.run)
+        if (await self.client.runs.get(self.run))["status"] == "running":
+            await self.client.runs.cancel(self.run)
         await ended(self.client, self.run)
 
     async def state(self) -> str:
-        result = await found(self.client.result(self.run))
+        result = await found(self.client.runs.get(self.run))
         if result is None:
             return "the run is not there"
         if died(result):
@@ -321,19 +319,19 @@ class DeleteRun(Operation):
 
     async def prepare(self) -> None:
         self.run = await self.client.start("parrot")
-        await self.client.send(self.run, self.name.encode(), close=True)
+        await self.client.runs.send(self.run, self.name.encode(), close=True)
         await ended(self.client, self.run)
 
     async def act(self) -> None:
-        await self.client.delete_run(self.run)
+        await self.client.runs.delete(self.run)
 
     async def state(self) -> str:
-        result = await found(self.client.result(self.run))
+        result = await found(self.client.runs.get(self.run))
         if result is None:
             return DONE
         return NOT_DONE if self.is_whole(result) else f"half a run: {result}"
 
-    def is_whole(self, result: dict[str, Any]) -> bool:
+    def is_whole(self, result: RunResult) -> bool:
         return (result["status"], result["messages"]) == ("exited", [self.name])
 
 
@@ -349,15 +347,15 @@ class DeleteEnding(DeleteRun):
     async def act(self) -> None:
         if not self.sent:
             self.sent = True
-            await self.client.send(self.run, self.name.encode(), close=True)
+            await self.client.runs.send(self.run, self.name.encode(), close=True)
             await asyncio.sleep(0.1)  # it ends
-        await self.client.delete_run(self.run)
+        await self.client.runs.delete(self.run)
 
     async def settle(self) -> None:
-        if await found(self.client.result(self.run)) is not None:
+        if await found(self.client.runs.get(self.run)) is not None:
             await ended(self.client, self.run)
 
-    def is_whole(self, result: dict[str, Any]) -> bool:
+    def is_whole(self, result: RunResult) -> bool:
         """Whether a run is as it was, or died when it was to end."""
         return died(result) or super().is_whole(result)
 
@@ -366,10 +364,10 @@ class CreateTenant(Operation):
     """A tenant is there."""
 
     async def act(self) -> None:
-        await self.admin.create_tenant(self.name, weight=7)
+        await self.admin.admin.create_tenant(self.name, weight=7)
 
     async def state(self) -> str:
-        tenant = await found(self.admin.tenant(self.name))
+        tenant = await found(self.admin.admin.tenant(self.name))
         if tenant is None:
             return NOT_DONE
         return DONE if tenant["weight"] == 7 else f"half a tenant: {tenant}"
@@ -382,10 +380,10 @@ class SuspendTenant(CreateTenant):
     prepare = CreateTenant.act
 
     async def act(self) -> None:
-        await self.admin.change_tenant(self.name, suspended=True)
+        await self.admin.admin.change_tenant(self.name, suspended=True)
 
     async def state(self) -> str:
-        return DONE if (await self.admin.tenant(self.name))["suspended"] else NOT_DONE
+        return DONE if (await self.admin.admin.tenant(self.name))["suspended"] else NOT_DONE
 
 
 class DeleteTenant(CreateTenant):
@@ -395,7 +393,7 @@ class DeleteTenant(CreateTenant):
     prepare = CreateTenant.act
 
     async def act(self) -> None:
-        await self.admin.delete_tenant(self.name, everything=True)
+        await self.admin.admin.delete_tenant(self.name, everything=True)
 
     async def state(self) -> str:
         return undone(await super().state())
@@ -405,17 +403,17 @@ class CreateKey(Operation):
     """A key is known, and lets its owner in."""
 
     async def act(self) -> None:
-        made = await self.admin.create_key("default", name=self.name)
+        made = await self.admin.admin.create_key("default", name=self.name)
         self.clients.notes[self.name] = made["key"]
 
     async def state(self) -> str:
-        keys = [k for k in await self.admin.keys("default") if k["name"] == self.name]
+        keys = [k for k in await self.admin.admin.keys("default") if k["name"] == self.name]
         if len(keys) > 1:
             return f"{len(keys)} keys"
         key = self.clients.notes.get(self.name)
         if key is not None and keys:
-            async with Client(self.client.url, key) as holder:
-                await holder.live_runs()
+            async with AsyncClient(self.client.url, key, retries=0) as holder:
+                await holder.runs.live()
         return DONE if keys else NOT_DONE
 
 
@@ -424,10 +422,12 @@ class RevokeKey(CreateKey):
 
     async def prepare(self) -> None:
         await super().act()
-        (self.id,) = (k["id"] for k in await self.admin.keys("default") if k["name"] == self.name)
+        (self.id,) = (
+            k["id"] for k in await self.admin.admin.keys("default") if k["name"] == self.name
+        )
 
     async def act(self) -> None:
-        await self.admin.revoke_key("default", self.id)
+        await self.admin.admin.revoke_key("default", self.id)
 
     async def state(self) -> str:
         try:
@@ -441,9 +441,9 @@ class RevokeKey(CreateKey):
         return DONE
 
     async def lets_in(self, key: str) -> bool:
-        async with Client(self.client.url, key) as holder:
+        async with AsyncClient(self.client.url, key, retries=0) as holder:
             try:
-                await holder.live_runs()
+                await holder.runs.live()
             except ServerError as error:
                 if error.status != 401:
                     raise
@@ -461,11 +461,11 @@ class RotateKey(RevokeKey):
         self.old = self.clients.notes.pop(self.name)
 
     async def act(self) -> None:
-        made = await self.admin.rotate_key("default", self.id)
+        made = await self.admin.admin.rotate_key("default", self.id)
         self.clients.notes[self.name] = made["key"]
 
     async def state(self) -> str:
-        ids = [k["id"] for k in await self.admin.keys("default") if k["name"] == self.name]
+        ids = [k["id"] for k in await self.admin.admin.keys("default") if k["name"] == self.name]
         if len(ids) != 1:
             return f"{len(ids)} keys"
         state = NOT_DONE if ids == [self.id] else DONE
@@ -486,12 +486,11 @@ class PutSecret(Operation):
         return self.name.replace("-", "_")
 
     async def act(self) -> None:
-        body = json.dumps({"value": "s" * 12, "hosts": ["example.com"]}).encode()
-        await self.client._json("PUT", f"/v1/secrets/{self.secret}", None, body)
+        await self.client.secrets.set(self.secret, "s" * 12, ["example.com"])
 
     async def state(self) -> str:
-        listed = (await self.client._json("GET", "/v1/secrets"))["data"]
-        count = sum(secret["name"] == self.secret for secret in listed)
+        names = [secret["name"] async for secret in self.client.secrets.list()]
+        count = names.count(self.secret)
         return (NOT_DONE, DONE)[count]
 
 
@@ -502,7 +501,7 @@ class DeleteSecret(PutSecret):
     prepare = PutSecret.act
 
     async def act(self) -> None:
-        await self.client._json("DELETE", f"/v1/secrets/{self.secret}")
+        await self.client.secrets.delete(self.secret)
 
     async def state(self) -> str:
         return undone(await super().state())
@@ -514,13 +513,13 @@ class PutKv(Operation):
     again = True
 
     async def act(self) -> None:
-        await self.client.kv_upload(self.name, self.clients.notes["kv"])
+        await self.client.kv.upload(self.name, self.clients.notes["kv"])
 
     async def state(self) -> str:
-        stat = await found(self.client.kv_stat(self.name))
+        stat = await found(self.client.kv.stat(self.name))
         if stat is None:
             return NOT_DONE
-        pieces = [piece async for piece in self.client.kv_download(self.name)]
+        pieces = [piece async for piece in self.client.kv.download(self.name)]
         whole = stat["durable"] and len(b"".join(pieces)) and stat["len"] == 3
         return DONE if whole else f"half a file: {stat}"
 
@@ -543,7 +542,7 @@ class RemoveKv(PutKv):
     prepare = PutKv.act
 
     async def act(self) -> None:
-        await self.client.kv_remove(self.name)
+        await self.client.kv.remove(self.name)
 
     async def state(self) -> str:
         return undone(await super().state())

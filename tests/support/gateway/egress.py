@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from symphony_runtime.client import Client, message_bytes
+from symphony import AsyncClient, message_bytes
 from wasmtime import wat2wasm
 
 from tests.support.worker.guests import Step, result, script
@@ -71,22 +71,22 @@ class Asked:
         self.log = log
 
 
-async def ask(client: Client, what: str, request: Any = None, **options: Any) -> Asked:
+async def ask(client: AsyncClient, what: str, request: Any = None, **options: Any) -> Asked:
     return await finish(client, await start(client, what, request, **options))
 
 
 async def start(
-    client: Client, what: str, request: Any, *, kv: bool = False, **options: Any
+    client: AsyncClient, what: str, request: Any, *, kv: bool = False, **options: Any
 ) -> str:
-    uploaded = await client.upload(listing() if what == "tools" else asking(what, kv=kv))
+    uploaded = await client.programs.upload(listing() if what == "tools" else asking(what, kv=kv))
     run = await client.start(uploaded["id"], **options)
     if what != "tools":
-        await client.send(run, msgpack.packb(request))
+        await client.runs.send(run, msgpack.packb(request))
     return run
 
 
-async def finish(client: Client, run: str) -> Asked:
-    log = [e.data["text"] async for e in client.events(run) if e.kind == "log"]
-    found = await client.result(run)
+async def finish(client: AsyncClient, run: str) -> Asked:
+    log = [e.data["text"] async for e in client.runs.events(run) if e.kind == "log"]
+    found = await client.runs.get(run)
     assert (found["status"], found["exit_code"]) == ("exited", 0), found
     return Asked([message_bytes(m) for m in found["messages"]], log)

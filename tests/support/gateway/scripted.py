@@ -7,8 +7,8 @@ import json
 from functools import cache
 from typing import Any
 
+from symphony import AsyncClient
 from symphony_runtime.cli.projects import build
-from symphony_runtime.client import Client
 
 from tests.support.server.server import REPOSITORY
 
@@ -21,9 +21,9 @@ def scripted_wasm() -> bytes:
     return build(FOLDER).read_bytes()
 
 
-async def upload_scripted(client: Client, name: str = "scripted") -> str:
+async def upload_scripted(client: AsyncClient, name: str = "scripted") -> str:
     """Upload it; return its name, which is that of the model."""
-    await client.upload(scripted_wasm(), name=name)
+    await client.programs.upload(scripted_wasm(), name=name)
     return name
 
 

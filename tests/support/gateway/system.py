@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from symphony import AsyncClient, ClientError, ServerError
 from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
@@ -30,11 +31,11 @@ from symphony_kernel.protocol.links import connect_unix
 from symphony_kernel.protocol.role_processes import Processes
 from symphony_kernel.protocol.sessions import LinkLostError
 from symphony_kernel.syscalls.durable_names import DurableOptions
-from symphony_runtime.client import Client, ClientError, ServerError
 from symphony_runtime.config.egress import parse_http, parse_tools
 from symphony_runtime.gateway.app import Gateway, serve
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.languages.language import SHIPPED, Language
 from symphony_runtime.worker.worker import Worker
 
 from tests.support.gateway.routes import undocumented
@@ -74,11 +75,13 @@ class SystemRig:
         step_ms: float = 0.0,
         processes: Processes | None = None,
         assets: ModelAssets | None = None,
+        languages: tuple[Language, ...] = SHIPPED,
         **config: Any,
     ) -> None:
         """`processes`: the only ones that may be a worker; here its links come from this one."""
         self._with_worker = worker
         self._processes = processes
+        self._languages = languages
         self._assets = assets or ModelAssets(simulated_model(), b"", None, {})
         self._cost = CostModel(fixed_us=1000 * step_ms)
         self._sockets = make_socket_folder()
@@ -107,7 +110,7 @@ class SystemRig:
             lambda _loop, told: self._unheard.append(f"{told['message']}: {told.get('exception')}")
         )
         await self.start_kernel()
-        serving = serve(self.config, processes=self._processes)
+        serving = serve(self.config, processes=self._processes, languages=self._languages)
         self.gateway = await self._stack.enter_async_context(serving)
         if self._with_worker:
             self.worker = Worker("worker-0", WORKER_SECRET)
@@ -161,7 +164,7 @@ class SystemRig:
                 return
 
     async def wait_until_ready(self) -> None:
-        async with asyncio.timeout(20), Client(self.url) as client:
+        async with asyncio.timeout(20), AsyncClient(self.url, retries=0) as client:
             while True:
                 with contextlib.suppress(ClientError):
                     if (await client.ready())[0]:
@@ -180,11 +183,11 @@ class SystemRig:
     def admin_key(self) -> str:
         return (self.data_dir / "admin.key").read_text().strip()
 
-    def client(self) -> Client:
-        return Client(self.url, self.key)
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.url, self.key, retries=0)
 
-    def admin(self) -> Client:
-        return Client(self.url, self.admin_key)
+    def admin(self) -> AsyncClient:
+        return AsyncClient(self.url, self.admin_key, retries=0)
 
     def session(self, key: str | None = None, **headers: str) -> aiohttp.ClientSession:
         """Return a session for requests by path, with the default tenant's key or this one."""
@@ -204,18 +207,20 @@ class SystemRig:
     async def add_tenant(self, tenant: str = "acme", **options: Any) -> str:
         """Create a tenant and return a key of it."""
         async with self.admin() as admin:
-            await admin.create_tenant(tenant, **options)
-            key: str = (await admin.create_key(tenant))["key"]
+            await admin.admin.create_tenant(tenant, **options)
+            key: str = (await admin.admin.create_key(tenant))["key"]
             return key
 
     @contextlib.asynccontextmanager
-    async def tenant(self, tenant: str = "acme", **options: Any) -> AsyncIterator[Client]:
+    async def tenant(self, tenant: str = "acme", **options: Any) -> AsyncIterator[AsyncClient]:
         """Create a tenant; its client for the length of a block."""
-        async with Client(self.url, await self.add_tenant(tenant, **options)) as client:
+        async with AsyncClient(
+            self.url, await self.add_tenant(tenant, **options), retries=0
+        ) as client:
             yield client
 
 
-Scenario = Callable[[SystemRig, Client], Awaitable[None]]
+Scenario = Callable[[SystemRig, AsyncClient], Awaitable[None]]
 
 
 def with_system(data_dir: Path, scenario: Scenario, **config: Any) -> None:
@@ -229,7 +234,7 @@ def with_system(data_dir: Path, scenario: Scenario, **config: Any) -> None:
 def with_admin(data_dir: Path, scenario: Scenario) -> None:
     """Run a scenario with the client of an operator."""
 
-    async def whole(system: SystemRig, _: Client) -> None:
+    async def whole(system: SystemRig, _: AsyncClient) -> None:
         async with system.admin() as admin:
             await scenario(system, admin)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from safetensors.numpy import load
-from symphony_runtime.client import Client, ClientError
+from symphony import AsyncClient, ClientError
 from wasmtime import wat2wasm
 
 from tests.support.server.server import RunningServer, first_message
@@ -83,21 +83,21 @@ class Cutter:
             self.cuts.append(await _look(client, known))
 
 
-async def _last(client: Client, run: str, before: int) -> int:
+async def _last(client: AsyncClient, run: str, before: int) -> int:
     """Return the number of the last save that the program said was acknowledged, to its end."""
     known = before
-    async for event in client.events(run):
+    async for event in client.runs.events(run):
         if event.kind == "message":
             known = int.from_bytes(event.message(), "little")
     return known
 
 
-async def _look(client: Client, acknowledged: int) -> Cut:
+async def _look(client: AsyncClient, acknowledged: int) -> Cut:
     try:
-        listed = (await client.kv_stat(PATH))["len"]
+        listed = (await client.kv.stat(PATH))["len"]
     except ClientError:
         return Cut(acknowledged, 0, True)
-    tensors = load(b"".join([piece async for piece in client.kv_download(PATH)]))
+    tensors = load(b"".join([piece async for piece in client.kv.download(PATH)]))
     tokens = tensors["tokens"]
     whole = listed == len(tokens) and np.array_equal(tokens, np.arange(1, len(tokens) + 1))
     return Cut(acknowledged, len(tokens), whole)

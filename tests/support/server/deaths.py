@@ -7,44 +7,49 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import TypeVar
 
-from symphony_runtime.client import Client, ConnectionFailed, Event, ServerError
+from symphony import AsyncClient, ConnectionFailed, Event, ServerError
+from symphony.client.views import RunResult
 from wasmtime import wat2wasm
 
 from tests.support.server.server import RunningServer
+from tests.support.usage import used
 from tests.support.worker import crash_guests
 from tests.support.worker.guests import data, main
 
-Result = dict[str, Any]
+Result = RunResult
+Found = TypeVar("Found")
 OUTPUT = ("status", "exit_code", "reason", "messages")
 COUNTED = ("prompt_tokens", "completion_tokens")
 NAMES = list(crash_guests.PROGRAMS)
 
 
-async def upload(client: Client) -> None:
+async def upload(client: AsyncClient) -> None:
     """Upload the programs of `crash_guests`."""
     for name, program in crash_guests.PROGRAMS.items():
-        await client.upload(program, name)
+        await client.programs.upload(program, name)
 
 
-async def run(client: Client, number: int, rounds: int) -> Result:
+async def run(client: AsyncClient, number: int, rounds: int) -> Result:
     """Run number so-and-so of a crowd, to its end."""
     return await client.run(NAMES[number % len(NAMES)], input=crash_guests.inputs(number, rounds))
 
 
-async def crowd(client: Client, runs: int, rounds: int) -> list[Result]:
+async def crowd(client: AsyncClient, runs: int, rounds: int) -> list[Result]:
     """Run programs of all kinds side by side, no two alike."""
     return await asyncio.gather(*(run(client, number, rounds) for number in range(runs)))
 
 
 def difference(wanted: Result, found: Result) -> str:
     """Return what two results of one run do not have in common, "" for nothing."""
-    output = [key for key in OUTPUT if wanted[key] != found[key]]
-    used = [key for key in COUNTED if wanted["usage"][key] != found["usage"][key]]
-    if not output and not used:
+    before, after = dict(wanted), dict(found)
+    output = [key for key in OUTPUT if before[key] != after[key]]
+    before, after = dict(used(wanted)), dict(used(found))
+    counts = [key for key in COUNTED if before[key] != after[key]]
+    if not output and not counts:
         return ""
-    words = f"{', '.join(output + used)} of {wanted['program_name']}"
+    words = f"{', '.join(output + counts)} of {wanted['program_name']}"
     told = [found["status"], found["reason"]]
     if wanted["messages"] != found["messages"]:
         old, new = wanted["messages"], found["messages"]
@@ -79,7 +84,7 @@ _AGAIN_SECONDS = 0.05
 class Witness:
     """Uses a server while its gateway dies, and remembers what it was told was done."""
 
-    client: Client
+    client: AsyncClient
     programs: dict[str, str] = field(default_factory=dict)  # id -> name
     results: dict[str, Result] = field(default_factory=dict)
     saved: list[str] = field(default_factory=list)
@@ -92,9 +97,9 @@ class Witness:
 
     async def begin(self, each: int) -> None:
         """Upload what is needed, and begin: so many clients of each kind."""
-        await self.client.upload(crash_guests.PROGRAMS["greedy"], "greedy")
-        await self.client.upload(crash_guests.SAVER, "saver")
-        await self.client.upload(crash_guests.TELLER, "teller")
+        await self.client.programs.upload(crash_guests.PROGRAMS["greedy"], "greedy")
+        await self.client.programs.upload(crash_guests.SAVER, "saver")
+        await self.client.programs.upload(crash_guests.TELLER, "teller")
         for step in (self._upload, self._run, self._save, self._follow):
             self._tasks += [asyncio.create_task(self._repeat(step)) for _ in range(each)]
 
@@ -106,19 +111,19 @@ class Witness:
     async def check(self) -> None:
         """Look for everything that was acknowledged; what is not there is a problem."""
         for program, name in list(self.programs.items()):
-            await self._look(f"program {name}", self.client.program(program))
+            await self._look(f"program {name}", self.client.programs.get(program))
         for run, result in list(self.results.items()):
-            found = await self._look(f"run {run}", self.client.result(run))
+            found = await self._look(f"run {run}", self.client.runs.get(run))
             if found is not None and found != result:
                 self.problems.append(f"run {run} has another result")
         for path in list(self.saved):
-            await self._look(path, self.client.kv_stat(path))
+            await self._look(path, self.client.kv.stat(path))
         for run, events in list(self.told.items()):
-            after = [event async for event in self.client.events(run, 0, follow=False)]
+            after = [event async for event in self.client.runs.events(run, 0, follow=False)]
             if after[: len(events)] != events:
                 self.problems.append(f"run {run} tells something else")
 
-    async def _look(self, what: str, asked: Awaitable[Result]) -> Result | None:
+    async def _look(self, what: str, asked: Awaitable[Found]) -> Found | None:
         try:
             return await asked
         except ServerError as error:
@@ -137,7 +142,7 @@ class Witness:
     async def _upload(self, number: int) -> None:
         name = f"p{number}"
         wasm = bytes(wat2wasm(main("(i32.const 0)", data(0, name))))
-        self.programs[(await self.client.upload(wasm, name))["id"]] = name
+        self.programs[(await self.client.programs.upload(wasm, name))["id"]] = name
 
     async def _run(self, number: int) -> None:
         result = await self.client.run("greedy", input=crash_guests.inputs(number, 5))
@@ -155,7 +160,7 @@ class Witness:
         events = self.told[run] = []
         while not events or events[-1].kind != "status" or events[-1].data["status"] == "running":
             try:
-                await self._read(self.client.events(run, after=len(events)), events)
+                await self._read(self.client.runs.events(run, after=len(events)), events)
             except (ConnectionFailed, ServerError):
                 await asyncio.sleep(_AGAIN_SECONDS)
                 self.resumed += 1

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from symphony_runtime.client import Client, ClientError
+from symphony import AsyncClient, ClientError
+from symphony.client.views import RunResult
 from symphony_runtime.config.server_place import read_place
 
 START_SECONDS_MAX = 60
@@ -47,11 +48,11 @@ class RunningServer:
     def admin_key(self) -> str:
         return (self.data_dir / "admin.key").read_text().strip()
 
-    def client(self) -> Client:
-        return Client(self.url, self.key)
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.url, self.key, retries=0)
 
-    def admin(self) -> Client:
-        return Client(self.url, self.admin_key)
+    def admin(self) -> AsyncClient:
+        return AsyncClient(self.url, self.admin_key, retries=0)
 
     def session(self, key: str | None = None) -> aiohttp.ClientSession:
         """Return a session for requests by path, with the default tenant's key or this one."""
@@ -71,22 +72,22 @@ class RunningServer:
     async def add_tenant(self, tenant: str) -> str:
         """Create a tenant and return a key of it."""
         async with self.admin() as admin:
-            await admin.create_tenant(tenant)
-            return str((await admin.create_key(tenant))["key"])
+            await admin.admin.create_tenant(tenant)
+            return str((await admin.admin.create_key(tenant))["key"])
 
     async def pids(self) -> dict[str, int]:
         async with self.client() as client:
             _, roles = await client.ready()
-        return {role["role"]: role["pid"] for role in roles}
+        return {role["role"]: role["pid"] or 0 for role in roles}
 
     async def counters(self) -> dict[str, Any]:
         """The kernel's counters, after an audit of its tables."""
         async with self.admin() as admin:
-            kernel: dict[str, Any] = (await admin.statistics(check=True))["kernel"]
+            kernel: dict[str, Any] = (await admin.admin.statistics(check=True))["kernel"]
             return kernel
 
     async def wait_until_ready(self, seconds: float = START_SECONDS_MAX) -> None:
-        async with asyncio.timeout(seconds), Client(self.url) as client:
+        async with asyncio.timeout(seconds), AsyncClient(self.url, retries=0) as client:
             while True:
                 with contextlib.suppress(ClientError):
                     if (await client.ready())[0]:
@@ -133,19 +134,19 @@ def symphony(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
     return subprocess.run([*SYMPHONY, *arguments], **{**usual, **options})
 
 
-async def first_message(client: Client, run: str) -> None:
+async def first_message(client: AsyncClient, run: str) -> None:
     """Wait until a run has sent something."""
-    async for event in client.events(run):
+    async for event in client.runs.events(run):
         if event.kind == "message":
             return
 
 
-async def wait_for_end(client: Client, run: str, seconds: float = 60) -> dict[str, Any]:
+async def wait_for_end(client: AsyncClient, run: str, seconds: float = 60) -> RunResult:
     """Wait until a run has ended; return its result."""
     async with asyncio.timeout(seconds):
-        async for _ in client.events(run):
+        async for _ in client.runs.events(run):
             pass
-    return await client.result(run)
+    return await client.runs.get(run)
 
 
 def example_tools() -> str:

@@ -4,6 +4,7 @@
     load              how long a new run of a tenant would wait for the model
     admission         whether a run may start, by load, memory and number of runs
     rate_limit        requests per second of a tenant
+    fair_passes       a few milliseconds of each tenant in a pass of the event loop
     tenant_lock       one caller at a time of each tenant
 
 New runs and requests of the OpenAI routes are refused. Probes, cancellations, deletions and the

@@ -97,8 +97,9 @@ def _operation(route: "Route") -> dict[str, Any]:
         "security": _SECURITY[route.access.value],
     }
     if route.body is not None:
-        content, schema = route.body
-        operation["requestBody"] = {"content": {content: {"schema": reference(schema)}}}
+        bodies = (route.body, *route.other_bodies)
+        content = {kind: {"schema": reference(schema)} for kind, schema in bodies}
+        operation["requestBody"] = {"content": content}
     return operation
 
 

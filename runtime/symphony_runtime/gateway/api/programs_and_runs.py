@@ -9,6 +9,7 @@ from aiohttp import web
 from symphony_kernel.protocol.limits import (
     CANCEL_SECONDS_MAX,
     MESSAGE_BYTES_MAX,
+    PROGRAM_SOURCE_BYTES_MAX,
     RUN_BODY_BYTES_MAX,
 )
 
@@ -38,6 +39,8 @@ from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, check_here
 from symphony_runtime.gateway.runs.trace import find_trace
 from symphony_runtime.gateway.runs.tracing.events import trace_events
+from symphony_runtime.languages.language import of_content_type
+from symphony_runtime.languages.source import pack_source, unpack_source
 from symphony_runtime.texts.token_texts import token_texts
 
 _PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
@@ -48,7 +51,15 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
     server, tenant, name = services(request), tenant_of(request), request.query.get("name")
     limits = server.runs.limits.of(tenant)
     with count_refusals(server.runs.metrics, tenant):
-        wasm = await read_body(request, "a program", limits.at_most("program_bytes"))
+        languages = server.programs.languages.all()
+        language = of_content_type(languages, request.content_type)
+        if language is None:
+            wasm = await read_body(request, "a program", limits.at_most("program_bytes"))
+            if unpack_source(wasm) is not None:
+                wasm = b""  # only the server makes such bytes: it is no module
+        else:
+            text = await read_body(request, "a source", PROGRAM_SOURCE_BYTES_MAX)
+            wasm = pack_source(language.name, text)
         once, new = read_idempotency_key(request, tenant, wasm), False
 
         async def upload(_program: str, _again: bool) -> None:

@@ -140,7 +140,11 @@ _BOUND = _object(
 )
 _ROLE = _object(
     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": _BOOLEAN},
-    {"progress": _object({"what": _STRING, "share": {"type": "number"}}), "hangs": {"const": True}},
+    {
+        "progress": _object({"what": _STRING, "share": {"type": "number"}}),
+        "hangs": {"const": True},
+        "containment": {"type": "object", "additionalProperties": _STRING},
+    },
 )
 _TIER = _enum("device", "host", "disk", "tokens")
 _KV_FILE = {
@@ -202,6 +206,7 @@ _ROLES = _object(
 _PROGRAM = {
     "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
     "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
+    "language": {"type": "string", "description": "of its source; wasm: it is a module"},
     **_each(_INTEGER, "size created_ms"),
     **_each(_list(_STRING), "imports exports entries"),
     "description": _OR_NULL,
@@ -219,6 +224,7 @@ _TENANTS_SCHEMAS: dict[str, Any] = {
         {**_each(_STRING, "type title detail"), "status": _INTEGER}, {"problems": _list(_STRING)}
     ),
     "Wasm": {"description": "the bytes of a core WebAssembly module"},
+    "Source": {"type": "string", "description": "a program in the language of its content type"},
     "Program": _object(_PROGRAM),
     "ProgramPage": _page("Program"),
     "ProgramVersion": _object(

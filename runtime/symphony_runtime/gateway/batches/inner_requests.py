@@ -145,10 +145,9 @@ async def make_request(
 
 @contextlib.asynccontextmanager
 async def _counted(app: web.Application, request: web.Request, tenant: str) -> AsyncIterator[None]:
-    """Count a request as the tenant's, and begin it in the tenant's turn."""
+    """Count a request as the tenant's, and begin it when the tenant is not paused."""
     server = app[SERVICES]
     with server.administration.active_requests.count_request(tenant):
-        await server.fair_start.turn(tenant)
         await server.cpu_reporter.wait_pause(tenant)
         try:
             with server.slow.readers.watching(request):

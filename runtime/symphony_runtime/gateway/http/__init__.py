@@ -4,5 +4,4 @@ context       the services of a request; bodies, paging, answers
 route         the description of a route
 responses     large answers
 idempotency   requests with a key take effect once
-fair_start    requests begin in an order that is fair to tenants
 """

@@ -25,7 +25,6 @@ from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.connections.slow_clients import SlowClients
 from symphony_runtime.gateway.egress.vault import Vault
 from symphony_runtime.gateway.errors import Problem, bad_request, too_large, unavailable
-from symphony_runtime.gateway.http.fair_start import FairStart
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.http.json_cost import parse_cost
 from symphony_runtime.gateway.links.startup import StartupProgress
@@ -115,7 +114,6 @@ class Services:
     connections: Connections = field(default_factory=Connections)
     # Held while large JSON is parsed or encoded.
     tenant_locks: TenantLocks = field(default_factory=TenantLocks)
-    fair_start: FairStart = field(default_factory=FairStart)
 
 
 SERVICES = web.AppKey("services", Services)
@@ -153,14 +151,15 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
     check_unencoded(request)
     if (request.content_length or 0) > limit:
         raise too_large(what, limit)
-    body = bytearray()
+    parts, size = list[bytes](), 0
     bodies, holder = services(request).bodies, body_owner(request)
     async for chunk in read_chunks(request, _CHUNK_BYTES):
         bodies.hold(request, holder, len(chunk))
-        body += chunk
-        if len(body) > limit:
+        size += len(chunk)
+        if size > limit:
             raise too_large(what, limit)
-    return bytes(body)
+        parts.append(chunk)
+    return b"".join(parts)
 
 
 async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:

@@ -61,6 +61,7 @@ class Route:
     problems: tuple[int, ...] = ()  # besides those of every route
     parameters: tuple[Parameter, ...] = ()
     body: tuple[str, str] | None = None  # content type and schema component
+    other_bodies: tuple[tuple[str, str], ...] = ()  # that it takes, too
     access: Access = Access.TENANT
     errors: str = "Problem"  # schema component of its errors
 

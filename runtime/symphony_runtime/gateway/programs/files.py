@@ -22,11 +22,12 @@ class ProgramFiles:
         self._root = root
 
     def write(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
-        """Write a program's bytes and this compiler's machine code."""
+        """Write a program's bytes and this compiler's machine code, b"": it has none."""
         for stale in self._folder(tenant).glob(f"{digest}.*.cwasm"):
             stale.unlink(missing_ok=True)
         write_durably(self._wasm(tenant, digest), wasm)
-        write_durably(self._artefact(tenant, digest), artefact)
+        if artefact:
+            write_durably(self._artefact(tenant, digest), artefact)
 
     def restore(self, tenant: str, digest: str, wasm: bytes) -> None:
         """Write a program's bytes again if they are damaged or missing."""

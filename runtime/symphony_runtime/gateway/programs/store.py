@@ -1,11 +1,12 @@
-"""Programs: uploaded modules, their names, and the machine code made of them.
+"""Programs: uploaded modules and sources, their names, and the machine code made of modules.
 
 A reference is an id, a name, or a version of a name: `name@` with a digest or its first digits.
 
 Files are on disk (`files`), separate for each tenant: another tenant's upload of the same bytes
 must not show, not even in the time of an upload. An artefact is loaded only if its SHA-256 is the
 one in the database, so that the server runs only machine code that it made. A missing, stale or
-altered artefact is compiled again from the bytes.
+altered artefact is compiled again from the bytes. A source program has none of its own: the module
+of its language runs it (`languages`).
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from symphony_runtime.compiler.compiler import (
     Compiler,
     Manifest,
     ProgramError,
+    SourceJob,
     limit_of_problem,
 )
 from symphony_runtime.engine.settings import cache_identity
@@ -44,6 +46,7 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found, parse_cursor, too_large
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.files import ProgramFiles
+from symphony_runtime.gateway.programs.languages import OWNER, LanguageModules
 from symphony_runtime.gateway.programs.usage import ProgramUsage
 from symphony_runtime.gateway.programs.versions import (
     count_unneeded,
@@ -60,9 +63,15 @@ from symphony_runtime.gateway.storage.database import Connection, Row
 from symphony_runtime.gateway.storage.deletion_steps import delete_in_steps, delete_some
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.languages.language import SHIPPED, WASM, Language
+from symphony_runtime.languages.source import unpack_source
+
+__all__ = [
+    "OWNER", "Program", "ProgramQuota", "Programs", "Version", "check_name", "count_refusals",
+    "digest_of",
+]  # fmt: skip
 
 _log = logging.getLogger(__name__)
-OWNER = "~server"  # of the programs that ship with the server: not a valid tenant name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 DECLARED = ("description", "input_schema", "output_schema")  # of a program's own manifest
 _KNOWN_MAX = 4_096  # programs in memory
@@ -79,7 +88,7 @@ _TABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One uploaded module of one tenant."""
+    """One uploaded module or source of one tenant."""
 
     tenant: str
     id: str  # sha256:<hex>
@@ -87,6 +96,7 @@ class Program:
     size: int
     manifest: Manifest
     created_ms: int
+    language: str = WASM
 
     @property
     def module(self) -> str:
@@ -97,6 +107,7 @@ class Program:
         return {
             "id": self.id,
             "name": self.name,
+            "language": self.language,
             "size": self.size,
             "imports": list(self.manifest.imports),
             "exports": list(self.manifest.exports),
@@ -110,6 +121,10 @@ class Program:
         # Parsed for each use: as text it takes a tenth of the memory.
         manifest: dict[str, Any] = json.loads(self.manifest.declared or "{}")
         return manifest
+
+    def may_call(self, name: str) -> bool:
+        """Return whether it imports, or declares, a call of module `lip`."""
+        return f"lip.{name}" in self.manifest.imports
 
     def entry(self, wanted: str | None) -> str:
         """Return the export to run, `wanted` or the default entry; Problem 400."""
@@ -164,7 +179,14 @@ class ProgramQuota:
 class Programs:
     """The programs of all tenants."""
 
-    def __init__(self, store: Store, data_dir: Path, compiler: Compiler) -> None:
+    def __init__(
+        self,
+        store: Store,
+        data_dir: Path,
+        compiler: Compiler,
+        languages: Iterable[Language] = SHIPPED,
+    ) -> None:
+        self.languages = LanguageModules(self, languages)
         self.program_usage = ProgramUsage(store, now_ms)
         self.on_deleted: Callable[[str, str], None] = lambda _tenant, _program: None
         self._store = store
@@ -190,6 +212,8 @@ class Programs:
     ) -> tuple[Program, bool]:
         """Check, compile and store a program; True if its bytes are new.
 
+        `wasm` is a module, or a source as `pack_source` returns it.
+
         Raises Problem: 400 with every problem of the program, 413 too large; 429, over the `quota`;
         429, 507: no disk space.
         """
@@ -211,7 +235,7 @@ class Programs:
                 await self._make_room(tenant, name, new, quota)
                 await self._write_files(tenant, digest, wasm, compiled.artefact)
                 await self._share(tenant, digest, wasm)
-                await self._insert(tenant, digest, len(wasm), compiled)
+                await self._insert(tenant, digest, wasm, compiled)
             exists = compiled is not None or await self._touch(tenant, program_id)
             if exists and compiled is None:
                 restore = partial(self._files.restore, tenant, digest, wasm)
@@ -447,7 +471,7 @@ class Programs:
         return removed
 
     async def artefact(self, program: Program) -> bytes:
-        """Return the machine code of a program, compiled again if none matches.
+        """Return the machine code of a program, compiled again if none matches; or its source.
 
         Raises Problem: 404, its bytes are gone (it was deleted); 400, this compiler refuses what an
         earlier one accepted; 500, the bytes are damaged.
@@ -465,6 +489,10 @@ class Programs:
 
     # -- Artefacts -----------------------------------------------------------------------------
     async def _load(self, program: Program) -> bytes:
+        if program.language != WASM:
+            source = unpack_source(await self._wasm(program))
+            assert source is not None, program
+            return source.text
         sql, key = (
             "SELECT * FROM programs WHERE tenant = ? AND id = ?",
             (program.tenant, program.id),
@@ -485,7 +513,7 @@ class Programs:
             if await self.find(program.tenant, program.id) is None:
                 raise not_found("program", program.id)
             await self._write_files(program.tenant, digest, wasm, compiled.artefact)
-            await self._insert(program.tenant, digest, program.size, compiled, program.created_ms)
+            await self._insert(program.tenant, digest, wasm, compiled, program.created_ms)
         return compiled.artefact
 
     async def _write_files(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
@@ -512,9 +540,18 @@ class Programs:
         Raises Problem: 400; 404, all of the tenant's programs were forgotten meanwhile.
         """
 
+        source = unpack_source(wasm)
+        module: bytes | None = None
+        if source is not None:
+            language = self.languages.language(source.language)
+            module = await self.artefact(await self.languages.program(language.name))
+
         async def compile_locked() -> Compiled:
             async with self._tenant_locks.of(tenant):
-                return await self._compiler.compile(wasm, bounds, tenant)
+                if source is None or module is None:
+                    return await self._compiler.compile(wasm, bounds, tenant)
+                job = SourceJob(source.text, module, language.comment)
+                return await self._compiler.compile(job, bounds, tenant)
 
         work = asyncio.ensure_future(compile_locked())
         under_way = self._compiling.setdefault(tenant, set())
@@ -589,13 +626,18 @@ class Programs:
             await self._store.write(lambda c: c.execute(sql, key).rowcount, tenant)
 
     async def _insert(
-        self, tenant: str, digest: str, size: int, compiled: Compiled, created_ms: int | None = None
+        self,
+        tenant: str,
+        digest: str,
+        body: bytes,
+        compiled: Compiled,
+        created_ms: int | None = None,
     ) -> None:
-        manifest = compiled.manifest
+        manifest, source = compiled.manifest, unpack_source(body)
         values = (
             tenant,
             f"sha256:{digest}",
-            size,
+            len(body if source is None else source.text),
             json.dumps(manifest.imports),
             json.dumps(manifest.exports),
             json.dumps(manifest.entries),
@@ -604,12 +646,13 @@ class Programs:
             self.program_usage.now_ms() if created_ms is None else created_ms,
             self.program_usage.now_ms(),
             manifest.declared,
+            WASM if source is None else source.language,
         )
         # Two uploads of the same bytes at once: the second updates the row of the first.
         sql = (
             "INSERT INTO programs (tenant, id, size, imports, exports, entries, compiler,"
-            " artefact_hash, created_ms, used_ms, manifest)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " artefact_hash, created_ms, used_ms, manifest, language)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (tenant, id) DO UPDATE SET size = excluded.size,"
             " imports = excluded.imports, exports = excluded.exports, entries = excluded.entries,"
             " compiler = excluded.compiler, artefact_hash = excluded.artefact_hash,"
@@ -702,6 +745,7 @@ def _program(row: Row) -> Program:
         size=row["size"],
         manifest=Manifest(imports, exports, entries, row["manifest"]),
         created_ms=row["created_ms"],
+        language=row["language"],
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 
+from symphony_runtime.gateway.admission.fair_passes import FairPasses
 from symphony_runtime.gateway.links.links import KernelLink, Worker
 from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.runs.service import Runs
@@ -33,7 +34,10 @@ _ANSWER_LOOK_SECONDS = 0.01
 
 
 class _Timed(Generic[T]):
-    """An awaitable whose CPU time is charged to a tenant, turn by turn."""
+    """An awaitable whose CPU time is charged to a tenant, slice by slice.
+
+    A slice waits for the next pass of the event loop when the tenant has used up its part of this.
+    """
 
     def __init__(self, cpu_reporter: "CpuReporter", tenant: str, work: Awaitable[T]) -> None:
         self._cpu_reporter, self._tenant, self._work = cpu_reporter, tenant, work
@@ -41,19 +45,29 @@ class _Timed(Generic[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         clock, work = time.thread_time, self._work.__await__()
         assert isinstance(work, Generator), work
+        passes, tenant = self._cpu_reporter.passes, self._tenant
         spent, value, error = 0.0, None, None
         while True:
+            if passes.is_used_up(tenant):
+                try:
+                    yield from passes.turn(tenant).__await__()
+                except BaseException as thrown:  # a cancellation, to pass on to the awaitable
+                    error = thrown
             began = clock()
             try:
                 wanted = work.send(value) if error is None else work.throw(error)
             except BaseException as ended:
-                self._cpu_reporter.charge(self._tenant, spent + clock() - began)
+                taken = clock() - began
+                passes.spend(tenant, taken)
+                self._cpu_reporter.charge(tenant, spent + taken)
                 if isinstance(ended, StopIteration):
                     return ended.value  # type: ignore[no-any-return]
                 raise
-            spent += clock() - began
+            taken = clock() - began
+            passes.spend(tenant, taken)
+            spent += taken
             if spent > _CHARGED_SECONDS:
-                self._cpu_reporter.charge(self._tenant, spent)
+                self._cpu_reporter.charge(tenant, spent)
                 spent = 0.0
             try:
                 value, error = (yield wanted), None
@@ -68,6 +82,7 @@ class CpuReporter:
         self, runs: Runs, requests: WorkerRequests, kernel: KernelLink, store: Store
     ) -> None:
         self._runs, self._requests, self._kernel = runs, requests, kernel
+        self.passes = FairPasses()
         store.crash_log.on_written = self.charge_crash_log
         store.on_committed = self.charge_commit
         kernel.on_pace = self._pause

@@ -61,6 +61,7 @@ from symphony_runtime.gateway.runs.trace import RunTrace, store_end
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.languages.language import WASM
 
 if TYPE_CHECKING:
     from symphony_runtime.gateway.otlp.runs import RunSpans
@@ -322,7 +323,7 @@ class Runs:
     async def _launch(self, run: Run, data: bytes) -> None:
         record, worker = run.record, run.worker
         try:
-            artefact = await self.module_for(worker, run.program)
+            modules = await self.modules_for(worker, run.program)
             began = time.monotonic()
             await self.register(run, record.seq, parent=0, stage=0)
             self.admission.load.note_registration(time.monotonic() - began)
@@ -335,7 +336,7 @@ class Runs:
             raise
         if run.ending:
             return  # its worker or the kernel died meanwhile
-        self.send_module(worker, run.program, artefact)
+        self.send_modules(worker, modules)
         tenant, module, traced = record.tenant, run.program.module, run.trace is not None
         limits = self.limits.of(tenant).of_worker(record.limits)
         worker.send(m.Start(record.seq, module, record.entry, data, limits, traced, tenant))
@@ -372,22 +373,35 @@ class Runs:
         run.events.append("status", record.outcome())
         self.feed.note(record, kept=not run.ephemeral)
 
-    async def module_for(self, worker: Worker, program: Program) -> bytes | None:
-        """Return the artefact that a worker lacks, or None; notes the use of the program."""
+    async def modules_for(self, worker: Worker, program: Program) -> list[m.Module]:
+        """Return what a worker lacks to run a program; notes the use of the program."""
         self._programs.program_usage.note(program.tenant, program.id)
-        if worker.modules.note_use(program.module):
-            return None
-        return await self._programs.artefact(program)
+        needed, language = [program], ""
+        if program.language != WASM:
+            module = await self._programs.languages.program(program.language)
+            needed, language = [module, program], module.module
+        missing = [each for each in needed if not worker.modules.note_use(each.module)]
+        return [
+            m.Module(
+                each.module,
+                await self._programs.artefact(each),
+                language if each is program else "",
+            )
+            for each in missing
+        ]
 
-    def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None:
-        """Send a worker an artefact, unless it got it meanwhile."""
-        if artefact is None or worker.modules.note_use(program.module):
-            return
-        worker.modules.add(program.module, len(artefact))
-        worker.send(m.Module(program.module, artefact))
-        if worker.modules.too_many:
+    def send_modules(self, worker: Worker, modules: list[m.Module]) -> None:
+        """Send a worker what it lacked, unless it got it meanwhile."""
+        for message in modules:
+            if worker.modules.note_use(message.module):
+                continue
+            worker.modules.add(message.module, len(message.artefact))
+            worker.send(message)
+        if modules and worker.modules.too_many:
             runs = (run for run in self._live.values() if run.worker is worker)
-            in_use = {each.module for run in runs for each in run.instances.values()}
+            programs = [each for run in runs for each in run.instances.values()]
+            in_use = {each.module for each in programs}
+            in_use |= self._programs.languages.modules({each.language for each in programs})
             for module in worker.modules.evict(in_use):
                 worker.send(m.Unload(module))
 

@@ -153,6 +153,9 @@ class WorkerRequests:
             raise SyscallError(Errno.EBADF, "no such instance")
         if not isinstance(data, bytes):
             raise m.MessageError(f"{message.what} takes bytes")
+        if not run.instances[instance].may_call(message.what):
+            detail = f"the program does not declare {message.what}"
+            raise SyscallError(Errno.EACCES, detail)
         request = egress.parse(message.what, data)
         # The task answers once, however it ends; a dropped task does not answer.
         work = self._perform_egress(worker, message, run, request)
@@ -212,7 +215,7 @@ class WorkerRequests:
         program = await self._child_program(run, parent, args.get("program"))
         if (entry := args.get("entry")) and entry not in program.manifest.entries:
             raise SyscallError(Errno.ENOENT, "the program has no such entry")
-        artefact = await self._runs.module_for(worker, program)
+        modules = await self._runs.modules_for(worker, program)
         instance = self._runs.new_instance()
         if self._runs.run_of(worker, parent) is not run:
             raise SyscallError(Errno.ECANCELED, "the parent has ended")
@@ -226,7 +229,7 @@ class WorkerRequests:
         if run.spans is not None:
             run.spans.start_child(instance, parent, program.name or program.id, program.id)
         run.children.add(instance, parent, program, entry or None)
-        self._runs.send_module(worker, program, artefact)
+        self._runs.send_modules(worker, modules)
         return {
             "instance": instance,
             "module": program.module,

@@ -10,8 +10,8 @@ and nothing else, for any arguments.
 
 from collections.abc import Callable
 
-from symphony_runtime.abi import LIP, WASI, allowed_imports
-from symphony_runtime.worker.syscalls import egress, family, kv, model, process, wasi
+from symphony_runtime.abi import LANGUAGE, LIP, WASI, allowed_imports
+from symphony_runtime.worker.syscalls import egress, family, kv, language, model, process, wasi
 
 Handler = Callable[..., int | None]
 
@@ -52,6 +52,7 @@ def handlers() -> list[tuple[Handler, bool]]:
         LIP: LIP_HANDLERS,
         WASI: WASI_HANDLERS,
         "env": {"abort": wasi.abort},
+        LANGUAGE: {"source_read": language.source_read, "fail": language.fail},
     }
     return [
         (of_module[module][name], kind.results == ("i64",))

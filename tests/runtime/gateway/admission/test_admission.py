@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client, ServerError
+from symphony import AsyncClient, ServerError
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ExpectedWait, ServerLoad
 from symphony_runtime.gateway.errors import Problem
@@ -112,13 +112,13 @@ def test_outage_retry_time_grows_with_its_age() -> None:
     assert here.unavailable("kernel", "gone").headers["Retry-After"] == "1"
 
 
-async def started(client: Client) -> ServerError | None:
+async def started(client: AsyncClient) -> ServerError | None:
     """Start a run and end it; return why it may not begin."""
     try:
         run = await client.start("hang")
     except ServerError as error:
         return error
-    await client.cancel(run)
+    await client.runs.cancel(run)
     return None
 
 
@@ -134,10 +134,12 @@ FLOOD = guests.wasm(
 
 
 @run_by(with_system, "tmp_path", step_ms=50.0, queue_seconds_max=5.0)
-async def test_flood_of_preds_is_refused_and_cancels_go_on(_: SystemRig, client: Client) -> None:
-    await client.upload(FLOOD, "flood")
-    await client.upload(guests.HANG_WASM, "hang")
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_flood_of_preds_is_refused_and_cancels_go_on(
+    _: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(FLOOD, "flood")
+    await client.programs.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     ended = (await client.run("hello"))["id"]
     live = [await client.start("flood") for _ in range(4)]
     async with asyncio.timeout(20):
@@ -147,9 +149,9 @@ async def test_flood_of_preds_is_refused_and_cancels_go_on(_: SystemRig, client:
         assert error.retry_after is not None
         assert error.retry_after >= 1
         assert (await client.ready())[0]
-        await client.delete_run(ended)
+        await client.runs.delete(ended)
         for run in live:
-            assert (await client.cancel(run))["status"] == "killed"
+            assert (await client.runs.cancel(run))["status"] == "killed"
         while await started(client):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 

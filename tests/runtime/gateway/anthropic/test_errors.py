@@ -5,8 +5,8 @@ from io import BytesIO
 from typing import Any
 
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import RUN_BODY_BYTES_MAX
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.anthropic.errors import AnthropicError
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.openai.errors import OpenAIError
@@ -35,7 +35,9 @@ def error_of(answer: Answer) -> tuple[str, str]:
 
 
 @run_by(with_system, "tmp_path", tenant_runs_live_max=0)
-async def test_message_over_quota_is_429_with_retry_after(system: SystemRig, _: Client) -> None:
+async def test_message_over_quota_is_429_with_retry_after(
+    system: SystemRig, _: AsyncClient
+) -> None:
     answer = await system.ask("POST", "/v1/messages", json=body_for(system))
     assert (answer.status, error_of(answer)[0]) == (429, "rate_limit_error")
     assert int(answer.headers["Retry-After"]) >= 1
@@ -43,7 +45,7 @@ async def test_message_over_quota_is_429_with_retry_after(system: SystemRig, _: 
 
 
 @run_by(with_system, "tmp_path", kernel_wait_seconds=0.1)
-async def test_message_without_a_kernel_is_overloaded(system: SystemRig, _: Client) -> None:
+async def test_message_without_a_kernel_is_overloaded(system: SystemRig, _: AsyncClient) -> None:
     body = body_for(system)
     await system.stop_kernel()
     await asyncio.sleep(0.05)
@@ -75,7 +77,7 @@ async def test_message_without_a_kernel_is_overloaded(system: SystemRig, _: Clie
 )  # fmt: skip
 @run_by(with_system, "tmp_path")
 async def test_error_of_a_route_has_anthropics_shape(
-    system: SystemRig, _: Client, *, method: str, path: str, options: dict[str, Any],
+    system: SystemRig, _: AsyncClient, *, method: str, path: str, options: dict[str, Any],
     status: int, kind: str, words: str,
 ) -> None:  # fmt: skip
     answer = await system.ask(method, path, **options)
@@ -86,14 +88,14 @@ async def test_error_of_a_route_has_anthropics_shape(
 
 
 @run_by(with_system, "tmp_path")
-async def test_model_without_a_chat_template_says_so(system: SystemRig, _: Client) -> None:
+async def test_model_without_a_chat_template_says_so(system: SystemRig, _: AsyncClient) -> None:
     answer = await system.ask("POST", "/v1/messages", json=body_for(system))
     assert (answer.status, error_of(answer)[0]) == (400, "invalid_request_error")
     assert "template" in error_of(answer)[1]
 
 
 @run_by(with_system, "tmp_path")
-async def test_other_clients_get_their_own_errors(system: SystemRig, _: Client) -> None:
+async def test_other_clients_get_their_own_errors(system: SystemRig, _: AsyncClient) -> None:
     answer = await system.ask("GET", "/v1/models/none")
     assert set(answer.json["error"]) == {"message", "type", "param", "code"}
     assert "request-id" not in answer.headers

@@ -1,6 +1,6 @@
 """Models, and keys, as Anthropic's clients ask for them."""
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from wasmtime import wat2wasm
 
 from tests.support.gateway.system import SystemRig, with_system
@@ -12,8 +12,8 @@ PROGRAM = f'(module {MEMORY} (func (export "lip_main") (result i32) i32.const 0)
 
 
 @run_by(with_system, "tmp_path")
-async def test_models_have_the_form_of_the_client(system: SystemRig, client: Client) -> None:
-    await client.upload(wat2wasm(PROGRAM), name="mine")
+async def test_models_have_the_form_of_the_client(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(wat2wasm(PROGRAM), name="mine")
     theirs = await system.ask("GET", "/v1/models", headers=VERSION)
     name = system.kernel._executor.model.name
     context = system.kernel._executor.model.max_context

@@ -31,7 +31,7 @@ async def test_history_shows_each_key_its_own(
         async def grown(name: str, key: str) -> bool:
             return any((await figures(key))["series"][name])
 
-        await client.upload(DECODE, "decode")
+        await client.programs.upload(DECODE, "decode")
         await client.run("decode")
         await wait_until(lambda: grown("device_busy", system.admin_key))
         await wait_until(lambda: grown("decode_tokens", system.key))

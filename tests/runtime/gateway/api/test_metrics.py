@@ -6,30 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.metrics.counters import OTHERS, RunMetrics, kind_of
 
 from tests.e2e import programs as guests
 from tests.support.gateway.metrics import DECODE, names, scrape, tenants, value
 from tests.support.gateway.system import SystemRig, with_system
 from tests.support.run_by import run_by
+from tests.support.usage import used
 
 
 @run_by(with_system, "tmp_path")
-async def test_run_counters_follow_runs(system: SystemRig, client: Client) -> None:
+async def test_run_counters_follow_runs(system: SystemRig, client: AsyncClient) -> None:
     system.gateway.services.kernel_metrics._now = lambda: float("inf")  # never old enough
     before = await scrape(system.url, system.key)
     assert value(before, "num_requests_running") == 0
-    await client.upload(DECODE, "decode")
-    await client.upload(guests.TRAP_WASM, "trap")
-    await client.upload(guests.SPIN_WASM, "spin")
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(DECODE, "decode")
+    await client.programs.upload(guests.TRAP_WASM, "trap")
+    await client.programs.upload(guests.SPIN_WASM, "spin")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     result = await client.run("decode")
     assert result["exit_code"] == 0, result
     await client.run("trap")
     await client.run("spin", limits={"cpu_ms": 20})
-    await client.cancel(await client.start("hang"))
+    await client.runs.cancel(await client.start("hang"))
     held = await client.start("hang")
     system.gateway.services.kernel_metrics._asked = float("-inf")
     series = await scrape(system.url, system.key)
@@ -45,18 +46,18 @@ async def test_run_counters_follow_runs(system: SystemRig, client: Client) -> No
         assert value(series, "request_success_total", finished_reason=status) == count
     for reason, count in (("cpu_ms", 1), ("cancel", 1), ("wall_ms", 0), ("other", 0)):
         assert value(series, "runs_killed_total", reason=reason) == count
-    assert value(series, "prompt_tokens_total") == result["usage"]["prompt_tokens"] == 8
-    assert value(series, "generation_tokens_total") == result["usage"]["completion_tokens"] == 5
+    assert value(series, "prompt_tokens_total") == used(result)["prompt_tokens"] == 8
+    assert value(series, "generation_tokens_total") == used(result)["completion_tokens"] == 5
     assert value(series, "e2e_request_latency_seconds_bucket", le="+Inf") == 4
     assert value(series, "device_busy_seconds_total") > 0
     assert value(series, "program_cpu_seconds_total") >= 0.02
     assert {dict(labels).get("model_name") for _, labels in series} == {"simulated"}
-    await client.cancel(held)
+    await client.runs.cancel(held)
 
 
 @run_by(with_system, "tmp_path")
-async def test_held_pages_count_as_cache_usage(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.SAVE_WASM, "save")
+async def test_held_pages_count_as_cache_usage(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.SAVE_WASM, "save")
     await client.run("save")
     series = await scrape(system.url, system.key)
     pages = value(series, "kv_pages")
@@ -67,11 +68,11 @@ async def test_held_pages_count_as_cache_usage(system: SystemRig, client: Client
 
 
 @run_by(with_system, "tmp_path")
-async def test_key_sees_its_own_tenants_series_only(system: SystemRig, owner: Client) -> None:
+async def test_key_sees_its_own_tenants_series_only(system: SystemRig, owner: AsyncClient) -> None:
     key = await system.add_tenant("acme")
-    async with Client(system.url, key) as acme:
+    async with AsyncClient(system.url, key, retries=0) as acme:
         for client, times in ((owner, 3), (acme, 1)):
-            await client.upload(DECODE, "decode")
+            await client.programs.upload(DECODE, "decode")
             for _ in range(times):
                 await client.run("decode")
         admin = await scrape(system.url, system.admin_key)
@@ -93,11 +94,11 @@ async def test_key_sees_its_own_tenants_series_only(system: SystemRig, owner: Cl
 
 
 @run_by(with_system, "tmp_path", disk_bytes_max=1 << 40)
-async def test_metrics_page_names_every_family(system: SystemRig, client: Client) -> None:
+async def test_metrics_page_names_every_family(system: SystemRig, client: AsyncClient) -> None:
     page = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text()
     rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     described = set(re.findall(r"`(\w+)(?:\{[\w,]+\})?`", " ".join(rows)))
-    await client.upload(DECODE, "decode")
+    await client.programs.upload(DECODE, "decode")
     await client.run("decode")
     served = names(await scrape(system.url, system.admin_key))
     histograms = {name.removesuffix("_bucket") for name in served if name.endswith("_bucket")}
@@ -106,7 +107,9 @@ async def test_metrics_page_names_every_family(system: SystemRig, client: Client
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_readiness_names_missing_roles_and_progress(system: SystemRig, _: Client) -> None:
+async def test_readiness_names_missing_roles_and_progress(
+    system: SystemRig, _: AsyncClient
+) -> None:
     async def ready() -> dict[str, Any]:
         answer = await system.ask("GET", "/readyz")
         assert answer.status == 503
@@ -127,8 +130,8 @@ async def test_readiness_names_missing_roles_and_progress(system: SystemRig, _: 
 
 
 @run_by(with_system, "tmp_path")
-async def test_lone_tenant_sees_sums_without_labels(system: SystemRig, client: Client) -> None:
-    await client.upload(DECODE, "decode")
+async def test_lone_tenant_sees_sums_without_labels(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(DECODE, "decode")
     await client.run("decode")
     alone, admin = await scrape(system.url, system.key), await scrape(system.url, system.admin_key)
     assert tenants(alone) == set()

@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.api.results import PIECE_BYTES, result_pieces
 from symphony_runtime.gateway.http.context import to_json
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
@@ -54,8 +54,8 @@ async def test_result_pieces_are_small_and_join(store: Store, *, messages: list[
 
 
 @run_by(with_system, "tmp_path")
-async def test_large_result_is_answered_whole(system: SystemRig, client: Client) -> None:
-    await client.upload(SENDER, "sender")
+async def test_large_result_is_answered_whole(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(SENDER, "sender")
     answer = await system.ask("POST", "/v1/programs/sender/runs", json={})
     assert answer.headers["Content-Type"].startswith("application/json")
     began = answer.json

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import PROGRAM_BYTES_MAX
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.api.openapi import build_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.app import build_app
@@ -44,7 +44,7 @@ def test_openapi_document_is_valid_and_has_every_route() -> None:
 
 
 @run_by(with_system, "tmp_path")
-async def test_application_serves_the_table_and_no_more(system: SystemRig, _: Client) -> None:
+async def test_application_serves_the_table_and_no_more(system: SystemRig, _: AsyncClient) -> None:
     assert (await system.ask("GET", "/openapi.json")).json == build_document(ROUTES)
     app = build_app(system.gateway.services)
     served = {
@@ -60,7 +60,7 @@ async def test_application_serves_the_table_and_no_more(system: SystemRig, _: Cl
 
 
 @run_by(with_system, "tmp_path")
-async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: Client) -> None:
+async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: AsyncClient) -> None:
     opened = {route.path for route in ROUTES if route.access is Access.OPEN}
     assert opened == {
         "/", "/console/{file}", "/healthz", "/readyz", "/health", "/version"
@@ -124,7 +124,7 @@ async def test_route_that_is_not_open_refuses_wrong_keys(system: SystemRig, _: C
 @run_by(with_system, "tmp_path")
 async def test_wrong_request_gets_its_problem(
     system: SystemRig,
-    _: Client,
+    _: AsyncClient,
     *,
     method: str,
     path: str,
@@ -140,7 +140,7 @@ async def test_wrong_request_gets_its_problem(
 
 
 @run_by(with_system, "tmp_path")
-async def test_packed_body_is_refused_and_not_unpacked(system: SystemRig, _: Client) -> None:
+async def test_packed_body_is_refused_and_not_unpacked(system: SystemRig, _: AsyncClient) -> None:
     """With or without a valid key: unpacking 200 KB would give 200 MB and take 0.3 s."""
     bomb = gzip.compress(bytes(128 << 20))
     began = time.process_time()
@@ -156,7 +156,7 @@ async def test_packed_body_is_refused_and_not_unpacked(system: SystemRig, _: Cli
 
 
 @run_by(with_system, "tmp_path")
-async def test_body_that_is_too_large_is_not_read(system: SystemRig, _: Client) -> None:
+async def test_body_that_is_too_large_is_not_read(system: SystemRig, _: AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(PROGRAM_BYTES_MAX // (1 << 20) + 4):
             yield bytes(1 << 20)
@@ -167,7 +167,7 @@ async def test_body_that_is_too_large_is_not_read(system: SystemRig, _: Client) 
 
 
 def test_client_that_leaves_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
+    async def scenario(system: SystemRig, client: AsyncClient) -> None:
         async def leave(request: str, body: bytes, until: bytes) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", system.gateway.port)
             key = f"Host: x\r\nAuthorization: Bearer {system.key}\r\n"
@@ -176,13 +176,13 @@ def test_client_that_leaves_is_not_logged(tmp_path: Path, caplog: pytest.LogCapt
                 await reader.readuntil(until)
             writer.close()
 
-        await client.upload(guests.PARROT_WASM, "parrot")
+        await client.programs.upload(guests.PARROT_WASM, "parrot")
         run = await client.start("parrot")
         await leave(f"GET /v1/runs/{run}/events", b"x" * 999, b"running")
         await leave("POST /v1/programs", b"\0asm", b"")
         await asyncio.sleep(0.1)
-        await client.send(run, b"without a reader", close=True)
-        events = [event.kind async for event in client.events(run)]
+        await client.runs.send(run, b"without a reader", close=True)
+        events = [event.kind async for event in client.runs.events(run)]
         assert events == ["status", "message", "log", "usage", "status"]
 
     with caplog.at_level("WARNING"):

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import BATCH_REQUEST_FAILURES_MAX
-from symphony_runtime.client import Client
 from symphony_runtime.config.limits import Limits, parse_limits
 from symphony_runtime.gateway.batches.lines import BatchRequest
 from symphony_runtime.gateway.batches.records import Batch, count_batches
@@ -70,7 +70,7 @@ async def in_progress(system: SystemRig, batch_id: str, completed: int = 1) -> N
 
 
 @run_by(with_system, "tmp_path", **ASSETS)
-async def test_batch_answers_each_line_as_its_route_does(system: SystemRig, _: Client) -> None:
+async def test_batch_answers_each_line_as_its_route_does(system: SystemRig, _: AsyncClient) -> None:
     bad = [line_of("bad", {"max_tokens": -1}), line_of("unknown", {"model": "other"})]
     lines = [*requests(20), *bad]
     batch_id = await begin(system, lines, metadata={"for": "test"})
@@ -101,7 +101,7 @@ async def test_batch_answers_each_line_as_its_route_does(system: SystemRig, _: C
 
 @run_by(with_system, "tmp_path", step_ms=2, limits=parse_limits({"batch_requests": 3}), **ASSETS)
 async def test_batches_of_a_tenant_run_few_requests_at_low_priority(
-    system: SystemRig, _: Client
+    system: SystemRig, _: AsyncClient
 ) -> None:
     ids = [await begin(system, requests(12, 8)) for _ in range(2)]
     runs = system.gateway.services.runs
@@ -120,7 +120,9 @@ async def test_batches_of_a_tenant_run_few_requests_at_low_priority(
 
 
 @run_by(with_system, "tmp_path", **ASSETS)
-async def test_batch_with_wrong_lines_fails_and_runs_nothing(system: SystemRig, _: Client) -> None:
+async def test_batch_with_wrong_lines_fails_and_runs_nothing(
+    system: SystemRig, _: AsyncClient
+) -> None:
     batch = await ended(system, await begin(system, [line_of("a"), line_of("a"), {}]))
     assert (batch["status"], batch["request_counts"]["total"]) == ("failed", 0)
     assert [(e["code"], e["line"]) for e in batch["errors"]["data"]] == [
@@ -132,7 +134,7 @@ async def test_batch_with_wrong_lines_fails_and_runs_nothing(system: SystemRig, 
 
 
 @run_by(with_system, "tmp_path", step_ms=2, **ASSETS)
-async def test_cancelled_batch_keeps_its_results(system: SystemRig, _: Client) -> None:
+async def test_cancelled_batch_keeps_its_results(system: SystemRig, _: AsyncClient) -> None:
     batch_id = await begin(system, requests(400, 16))
     await in_progress(system, batch_id, 3)
     cancelled = await system.ask("POST", f"/v1/batches/{batch_id}/cancel")
@@ -151,7 +153,7 @@ async def test_cancelled_batch_keeps_its_results(system: SystemRig, _: Client) -
 
 @run_by(with_system, "tmp_path", step_ms=2, **ASSETS)
 async def test_expired_batch_has_an_error_for_each_line_that_was_not_run(
-    system: SystemRig, _: Client
+    system: SystemRig, _: AsyncClient
 ) -> None:
     files = system.gateway.files
     now_ms = files.now_ms
@@ -187,7 +189,7 @@ async def test_batch_continues_after_restarts_of_the_gateway(tmp_path: Path) -> 
 
 
 @run_by(with_system, "tmp_path", **ASSETS, kernel_wait_seconds=0.05)
-async def test_batch_waits_while_the_kernel_is_away(system: SystemRig, _: Client) -> None:
+async def test_batch_waits_while_the_kernel_is_away(system: SystemRig, _: AsyncClient) -> None:
     batch_id = await begin(system, requests(40, 16))
     await in_progress(system, batch_id)
     await system.restart_kernel()
@@ -197,14 +199,18 @@ async def test_batch_waits_while_the_kernel_is_away(system: SystemRig, _: Client
 
 
 @run_by(with_system, "tmp_path", step_ms=1, limits=parse_limits({"live_runs": 2}), **ASSETS)
-async def test_batch_waits_while_the_tenants_limits_refuse(system: SystemRig, _: Client) -> None:
+async def test_batch_waits_while_the_tenants_limits_refuse(
+    system: SystemRig, _: AsyncClient
+) -> None:
     batch = await ended(system, await begin(system, requests(20)), seconds=120)
     await check_complete(system, batch, 20)
     assert system.gateway.services.runs.admission.refused["tenant_runs"] > 0
 
 
 @run_by(with_system, "tmp_path", **ASSETS)
-async def test_usage_of_a_batch_is_the_sum_of_its_answers(system: SystemRig, _: Client) -> None:
+async def test_usage_of_a_batch_is_the_sum_of_its_answers(
+    system: SystemRig, _: AsyncClient
+) -> None:
     lines = [*requests(5), line_of("bad", {"max_tokens": -1})]
     batch = await ended(system, await begin(system, lines))
     answers = [line["response"]["body"] for line in await results(system, batch["output_file_id"])]
@@ -215,7 +221,7 @@ async def test_usage_of_a_batch_is_the_sum_of_its_answers(system: SystemRig, _: 
 
 
 @run_by(with_system, "tmp_path", **ASSETS)
-async def test_batch_with_a_repeated_key_is_one_batch(system: SystemRig, _: Client) -> None:
+async def test_batch_with_a_repeated_key_is_one_batch(system: SystemRig, _: AsyncClient) -> None:
     file = (await upload(system, jsonl(requests(2)))).json["id"]
     body = {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}
 
@@ -238,11 +244,11 @@ async def test_batch_with_a_repeated_key_is_one_batch(system: SystemRig, _: Clie
 
 @run_by(with_system, "tmp_path", **ASSETS)
 async def test_batch_line_that_its_program_refuses_is_tried_four_times(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
     sent = OPENING + failure(status=503, code="closed", message="come back later")
     refusing = wasm(main(f"{drop('send', 8, len(sent))} (i32.const 0)", data(8, sent)))
-    await client.upload(refusing, name="refusing")
+    await client.programs.upload(refusing, name="refusing")
     batch = await ended(system, await begin(system, [line_of("a", {"model": "refusing"})]))
     assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
     (line,) = await results(system, batch["error_file_id"])
@@ -264,19 +270,21 @@ async def test_batch_without_an_answer_lets_others_run(store: Store) -> None:
 
 
 @run_by(with_system, "tmp_path", step_ms=2, **ASSETS)
-async def test_batch_of_a_suspended_tenant_waits(system: SystemRig, _: Client) -> None:
+async def test_batch_of_a_suspended_tenant_waits(system: SystemRig, _: AsyncClient) -> None:
     batch_id = await begin(system, requests(40, 8))
     await in_progress(system, batch_id)
     async with system.admin() as admin:
-        await admin.change_tenant("default", suspended=True)
+        await admin.admin.change_tenant("default", suspended=True)
         await asyncio.sleep(0.3)
         assert not list(system.gateway.services.runs.all_live())
-        await admin.change_tenant("default", suspended=False)
+        await admin.admin.change_tenant("default", suspended=False)
     await check_complete(system, await ended(system, batch_id), 40)
 
 
 @run_by(with_system, "tmp_path", limits=parse_limits({"files": 2}), **ASSETS)
-async def test_batch_waits_while_its_tenants_files_are_full(system: SystemRig, _: Client) -> None:
+async def test_batch_waits_while_its_tenants_files_are_full(
+    system: SystemRig, _: AsyncClient
+) -> None:
     files = [(await upload(system, jsonl(requests(3)))).json["id"] for _ in range(2)]
     batch_id = (await create(system, files[0])).json["id"]
     await check_complete(system, await ended(system, batch_id), 3)
@@ -291,7 +299,7 @@ async def test_batch_waits_while_its_tenants_files_are_full(system: SystemRig, _
 
 @run_by(with_system, "tmp_path", step_ms=2, **ASSETS)
 async def test_tenant_deleted_with_a_live_batch_leaves_nothing(
-    system: SystemRig, _: Client
+    system: SystemRig, _: AsyncClient
 ) -> None:
     key = await system.add_tenant("acme")
     file = (await upload(system, jsonl(requests(200, 16)), key=key)).json["id"]
@@ -305,8 +313,8 @@ async def test_tenant_deleted_with_a_live_batch_leaves_nothing(
         store = system.gateway.services.store
         for table in ("batches", "files", "file_parts", "file_counts"):
             assert await count_rows(store, table) == 0, table
-        await admin.create_tenant("acme")
-        key = (await admin.create_key("acme"))["key"]
+        await admin.admin.create_tenant("acme")
+        key = (await admin.admin.create_key("acme"))["key"]
     assert (await system.ask("GET", f"/v1/batches/{batch_id}", key=key)).status == 404
     again = (await upload(system, jsonl(requests(2)), key=key)).json["id"]
     batch_id = (await create(system, again, key=key)).json["id"]
@@ -314,7 +322,7 @@ async def test_tenant_deleted_with_a_live_batch_leaves_nothing(
 
 
 @run_by(with_system, "tmp_path", step_ms=2, limits=parse_limits({"live_batches": 2}), **ASSETS)
-async def test_live_batches_are_bounded(system: SystemRig, _: Client) -> None:
+async def test_live_batches_are_bounded(system: SystemRig, _: AsyncClient) -> None:
     file = (await upload(system, jsonl(requests(100, 16)))).json["id"]
     answers = [await create(system, file) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
@@ -330,7 +338,7 @@ async def test_live_batches_are_bounded(system: SystemRig, _: Client) -> None:
 
 
 @run_by(with_system, "tmp_path", **ASSETS)
-async def test_usage_of_a_batch_is_the_tenants(system: SystemRig, _: Client) -> None:
+async def test_usage_of_a_batch_is_the_tenants(system: SystemRig, _: AsyncClient) -> None:
     await check_complete(system, await ended(system, await begin(system, requests(5))), 5)
 
     async def counted() -> bool:
@@ -391,7 +399,9 @@ async def test_batch_is_shown_and_cancelled_at_any_gateway(
 
 @pytest.mark.slow
 @run_by(with_system, "tmp_path", **ASSETS)
-async def test_batch_of_very_many_lines_has_each_result_once(system: SystemRig, _: Client) -> None:
+async def test_batch_of_very_many_lines_has_each_result_once(
+    system: SystemRig, _: AsyncClient
+) -> None:
     count = 2 * WINDOW_LINES
     batch = await ended(system, await begin(system, requests(count, 1)), seconds=240)
     await check_complete(system, batch, count)

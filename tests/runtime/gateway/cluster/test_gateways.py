@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client, ConnectionFailed, ServerError
+from symphony import AsyncClient, ConnectionFailed, ServerError
 from symphony_runtime.gateway.storage.changes import gateway_name
 from symphony_runtime.gateway.storage.database import StoreError
 
@@ -52,42 +52,49 @@ async def drain(events: Any) -> None:
 @run_by(between_two, "tmp_path", "postgres_url")
 async def test_gateways_share_tenants_and_programs(first: SystemRig, second: SystemRig) -> None:
     async with first.admin() as admin:
-        made = await admin.create_key("default", name="shared")
-        async with Client(first.url, made["key"]) as here, Client(second.url, made["key"]) as there:
+        made = await admin.admin.create_key("default", name="shared")
+        async with (
+            AsyncClient(first.url, made["key"], retries=0) as here,
+            AsyncClient(second.url, made["key"], retries=0) as there,
+        ):
             assert not (second.data_dir / "default.key").exists()
 
             async def is_known() -> bool:
-                return await status_of(anext(aiter(there.runs()), None)) == 200
+                return await status_of(anext(aiter(there.runs.list()), None)) == 200
 
             await wait_until(is_known)
             # Both gateways run what one has stored, and a name moves for both.
-            parrot = await here.upload(guests.PARROT_WASM, name="it")
+            parrot = await here.programs.upload(guests.PARROT_WASM, name="it")
             run = await there.start("it")
             local = await here.start("it")
             assert local != run
-            echo = await here.upload(guests.HELLO_WASM, name="it")
+            echo = await here.programs.upload(guests.HELLO_WASM, name="it")
 
             async def has_moved() -> bool:
-                return bool((await there.program("it"))["id"] == echo["id"])
+                return bool((await there.programs.get("it"))["id"] == echo["id"])
 
             await wait_until(has_moved)
-            assert (await there.program(parrot["id"]))["name"] is None
+            assert (await there.programs.get(parrot["id"]))["name"] is None
             assert (await there.run("it"))["status"] == "exited"
             # A live run belongs to one gateway; the other one says so.
-            assert (await here.result(run))["status"] == "running"
-            for asked in (here.cancel(run), here.send(run, b"x"), anext(here.events(run))):
+            assert (await here.runs.get(run))["status"] == "running"
+            for asked in (
+                here.runs.cancel(run),
+                here.runs.send(run, b"x"),
+                anext(here.runs.events(run)),
+            ):
                 assert await status_of(asked) == 409
             seqs = [h.gateway.services.runs.live("default")[0].seq >> 32 for h in (first, second)]
             assert seqs[0] != seqs[1]
             # A key that is revoked at one gateway is cut off at the other.
-            events = there.events(run)
+            events = there.runs.events(run)
             await anext(events)
-            await admin.revoke_key("default", made["id"])
+            await admin.admin.revoke_key("default", made["id"])
             with pytest.raises(ConnectionFailed):
                 await asyncio.wait_for(drain(events), 20)
-            assert await status_of(there.result(run)) == 401
+            assert await status_of(there.runs.get(run)) == 401
             # A tenant that is suspended at one ends at the other, which also knows its weight.
-            await admin.change_tenant("default", suspended=True, weight=3)
+            await admin.admin.change_tenant("default", suspended=True, weight=3)
             await wait_until(lambda: not second.gateway.services.runs.live("default"))
             assert second.kernel._scheduler._queue._tenant("default").weight == 3
             assert first.gateway.services.runs.live("default") == []
@@ -104,13 +111,13 @@ async def test_history_of_a_deleted_tenant_is_forgotten_at_every_gateway(
         return any(answer.json["tenants"].get("acme", {}).get("runs_live", []))
 
     key = await first.add_tenant("acme")
-    async with Client(second.url, key) as there:
+    async with AsyncClient(second.url, key, retries=0) as there:
         await wait_until(lambda: second.gateway.services.keys.keys_of("acme"))
-        await there.upload(guests.HANG_WASM, name="hang")
+        await there.programs.upload(guests.HANG_WASM, name="hang")
         await there.start("hang")
         await wait_until(has_figures)
     async with first.admin() as admin:
-        await admin.delete_tenant("acme", everything=True)
+        await admin.admin.delete_tenant("acme", everything=True)
 
     async def has_none() -> bool:
         return not await has_figures()
@@ -122,29 +129,29 @@ async def test_restarted_gateway_fails_only_its_runs(tmp_path: Path, postgres_ur
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     async with SystemRig(tmp_path / "first", store=postgres_url) as first, first.client() as client:
-        await client.upload(guests.PARROT_WASM, name="it")
+        await client.programs.upload(guests.PARROT_WASM, name="it")
         run = await client.start("it")
         async with SystemRig(tmp_path / "second", store=postgres_url):
-            assert (await client.result(run))["status"] == "running"
-        await client.send(run, b"still here", close=True)
-        async for event in client.events(run):
+            assert (await client.runs.get(run))["status"] == "running"
+        await client.runs.send(run, b"still here", close=True)
+        async for event in client.runs.events(run):
             last = event
         assert last.data["status"] == "exited"
 
 
 def test_database_that_is_away_is_named_in_answers(tmp_path: Path, postgres: Cluster) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
+    async def scenario(system: SystemRig, client: AsyncClient) -> None:
         store = system.gateway.services.store
         connection = store._reader_connection
         connection._url = f"postgresql:///none?host={tmp_path}"  # type: ignore[attr-defined]
         assert postgres.cut_connections()
-        error = await refused(client.result("run_x"))
+        error = await refused(client.runs.get("run_x"))
         assert error.status == 503
         assert "database is away" in str(error)
         answer = await system.ask("GET", "/v1/models")
         assert (answer.status, answer.json["error"]["type"]) == (503, "server_error")
         connection._url = store._database._url  # type: ignore[attr-defined]
-        assert "no such run" in str(await refused(client.result("run_x")))
+        assert "no such run" in str(await refused(client.runs.get("run_x")))
 
     with_system(tmp_path, scenario, store=postgres.new_url())
 

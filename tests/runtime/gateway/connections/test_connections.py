@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.connections import connections as module
 
 from tests.support.gateway.system import SystemRig, with_system
@@ -84,16 +84,18 @@ async def test_connection_of_a_revoked_key_is_closed(tmp_path: Path, behind_prox
         system.admin() as admin,
         connected(system) as ask,
     ):
-        made = await admin.create_key("default")
+        made = await admin.admin.create_key("default")
         assert b"200" in await ask("/v1/runs", made["key"])
-        await admin.revoke_key("default", made["id"])
+        await admin.admin.revoke_key("default", made["id"])
         assert (await ask("/healthz") == b"") is not behind_proxy
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_request_rate_never_refuses_cancels_and_deletes(system: SystemRig, _: Client) -> None:
+async def test_request_rate_never_refuses_cancels_and_deletes(
+    system: SystemRig, _: AsyncClient
+) -> None:
     async with system.admin() as admin:
-        await admin.change_tenant("default", quotas={"requests_per_second": 1})
+        await admin.admin.change_tenant("default", quotas={"requests_per_second": 1})
     statuses = {(await system.ask("GET", "/v1/programs")).status for _ in range(20)}
     assert statuses == {200, 429}
     for method, path in (("DELETE", "/v1/runs/x"), ("POST", "/v1/runs/x/cancel")):

@@ -4,7 +4,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.e2e import programs as guests
 from tests.runtime.gateway.connections.test_slow_readers import deaf
@@ -19,7 +19,7 @@ _WS = (
 
 
 @run_by(with_system, "tmp_path", slow_grace_seconds=0.3, slow_bytes_a_second=1_000_000)
-async def test_body_that_trickles_is_cut_off(system: SystemRig, _: Client) -> None:
+async def test_body_that_trickles_is_cut_off(system: SystemRig, _: AsyncClient) -> None:
     gone = asyncio.Event()
 
     async def trickle() -> AsyncIterator[bytes]:
@@ -46,10 +46,10 @@ async def test_body_that_trickles_is_cut_off(system: SystemRig, _: Client) -> No
 
 @run_by(with_system, "tmp_path", slow_reader_seconds=0.3)
 async def test_deaf_reader_is_cut_off_and_its_run_continues(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
     # Its 8 MiB of output are more than a connection's buffers take.
-    await client.upload(guests.ENDLESS_SEND_WASM, "talk")
+    await client.programs.upload(guests.ENDLESS_SEND_WASM, "talk")
     run = await client.start("talk")
     readers = [deaf(system, f"/v1/runs/{run}/events"), deaf(system, f"/v1/runs/{run}/ws", _WS)]
     await wait_until(lambda: system.gateway.services.slow.readers.cut == 2)
@@ -57,25 +57,27 @@ async def test_deaf_reader_is_cut_off_and_its_run_continues(
         reader.close()
 
     async def has_ended() -> bool:
-        return not await client.live_runs()
+        return not await client.runs.live()
 
     await wait_until(has_ended)  # no reader holds it up: it comes to its output limit
-    assert [view["status"] async for view in client.runs()] == ["killed"]
+    assert [view["status"] async for view in client.runs.list()] == ["killed"]
 
 
 @run_by(with_system, "tmp_path", slow_reader_seconds=0.05)
-async def test_reader_of_a_quiet_run_is_kept(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_reader_of_a_quiet_run_is_kept(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HANG_WASM, "hang")
     run = await client.start("hang")
 
     async def last_status() -> object:
         return [
-            event.data["status"] async for event in client.events(run) if event.kind == "status"
+            event.data["status"]
+            async for event in client.runs.events(run)
+            if event.kind == "status"
         ]
 
     following = asyncio.create_task(last_status())
     await asyncio.sleep(0.5)
-    await client.cancel(run)
+    await client.runs.cancel(run)
     assert await asyncio.wait_for(following, 20) == ["running", "killed"]
     slow = system.gateway.services.slow.statistics()
     assert slow == {"slow_bodies": 0, "slow_readers": 0, "unread_bytes": 0}

@@ -24,7 +24,7 @@ async def system_with_run(tmp_path: Path, seconds: float) -> AsyncIterator[tuple
         SystemRig(tmp_path, slow_reader_seconds=seconds) as system,
         system.client() as client,
     ):
-        await client.upload(SEVEN, "seven")
+        await client.programs.upload(SEVEN, "seven")
         yield system, (await client.run("seven"))["id"]
 
 
@@ -122,7 +122,7 @@ async def test_readers_past_their_tenants_bound_are_cut_and_no_others(tmp_path: 
 async def test_large_messages_of_many_runs_wait_in_their_programs(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, system.client() as client:
         large = system.gateway.services.store.large_sends
-        await client.upload(SEVEN, "seven")
+        await client.programs.upload(SEVEN, "seven")
         runs = [await client.start("seven") for _ in range(40)]
         most = 0
         while any(True for _ in system.gateway.services.runs.all_live()):
@@ -130,7 +130,7 @@ async def test_large_messages_of_many_runs_wait_in_their_programs(tmp_path: Path
             await asyncio.sleep(0)
         assert MESSAGE_BYTES < most <= LARGE_SENDS_BYTES_MAX // 2
         for run in runs:
-            assert len((await client.result(run))["messages"]) == MESSAGES
+            assert len((await client.runs.get(run))["messages"]) == MESSAGES
         assert large.left == LARGE_SENDS_BYTES_MAX
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.console import pages
 
 from tests.support.gateway.system import SystemRig, with_system
@@ -60,7 +60,7 @@ def test_dependencies_are_exact_and_no_lock_names_a_registry() -> None:
 
 @run_by(with_system, "tmp_path")
 async def test_page_and_files_come_without_a_key_under_a_strict_policy(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
     del client
     async with aiohttp.ClientSession(system.url) as session:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from symphony import AsyncClient
 from symphony_kernel.protocol.errno import Errno
-from symphony_runtime.client import Client
 
 from tests.runtime.gateway.egress.test_http import Site, site
 from tests.support.gateway.egress import ask, finish, start
@@ -13,7 +13,7 @@ from tests.support.gateway.system import SystemRig
 from tests.support.run_by import run_by
 from tests.support.waiting import wait_until
 
-Scenario = Callable[[Site, SystemRig, Client], Awaitable[None]]
+Scenario = Callable[[Site, SystemRig, AsyncClient], Awaitable[None]]
 
 
 def with_site(tmp_path: Path, scenario: Scenario) -> None:
@@ -27,13 +27,13 @@ def with_site(tmp_path: Path, scenario: Scenario) -> None:
 
 
 @run_by(with_site, "tmp_path")
-async def test_program_asks_a_server(there: Site, system: SystemRig, client: Client) -> None:
+async def test_program_asks_a_server(there: Site, system: SystemRig, client: AsyncClient) -> None:
     run = await start(client, "http", {"url": f"{there.url}/x?y=z"}, trace=True)
     found = await finish(client, run)
     assert found.value["status"] == 200
     assert found.value["body"] == b'{"path": "/x?y=z", "method": "GET"}'
     assert found.value["headers"]["content-type"].startswith("application/json")
-    events = (await client.trace(run))["traceEvents"]
+    events = (await client.runs.trace(run))["traceEvents"]
     (span,) = [e["name"] for e in events if e.get("cat") == "outside"]
     assert span == f"GET {there.url}"
 
@@ -47,8 +47,10 @@ async def test_program_asks_a_server(there: Site, system: SystemRig, client: Cli
 
 
 @run_by(with_site, "tmp_path")
-async def test_request_of_a_killed_run_ends(there: Site, system: SystemRig, client: Client) -> None:
+async def test_request_of_a_killed_run_ends(
+    there: Site, system: SystemRig, client: AsyncClient
+) -> None:
     run = await start(client, "http", {"url": f"{there.url}/slow"})
     await wait_until(lambda: there.seen)
-    await client.cancel(run)
+    await client.runs.cancel(run)
     await wait_until(lambda: not system.gateway.services.runs.egress.statistics()["calls"])

@@ -191,7 +191,7 @@ async def test_program_never_sees_a_secret(tmp_path: Path) -> None:
             asked = await ask(client, "http", {"url": f"{here.url}/x", "headers": TOKEN})
             assert here.seen == [f"Bearer {VALUE}"]
             assert asked.value["body"].startswith(b"Bearer ***")
-            runs = [await client.result(run["id"]) async for run in client.runs()]
+            runs = [await client.runs.get(run["id"]) async for run in client.runs.list()]
             assert VALUE not in str(runs)
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or VALUE.encode() not in path.read_bytes()

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.egress import vault as module
 from symphony_runtime.gateway.egress.vault import Secret, Vault, VaultError
 from symphony_runtime.gateway.errors import Problem
@@ -115,7 +115,7 @@ def test_secret_may_go_to_its_hosts_only(host: str, url: str, may: bool) -> None
 
 
 @run_by(with_system, "tmp_path")
-async def test_secret_routes_store_list_and_delete(system: SystemRig, _: Client) -> None:
+async def test_secret_routes_store_list_and_delete(system: SystemRig, _: AsyncClient) -> None:
     for method, path, status in (
         ("PUT", "/v1/secrets/KEY", 201),
         ("PUT", "/v1/secrets/KEY", 200),

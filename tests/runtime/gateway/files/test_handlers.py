@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import TENANT_UNREAD_BYTES_MAX
-from symphony_runtime.client import Client
 from symphony_runtime.config.limits import parse_limits
 from symphony_runtime.gateway.files.records import PART_BYTES, READ_BYTES, counts_of
 
@@ -43,7 +43,7 @@ async def kept(system: SystemRig, tenant: str = "default") -> tuple[int, int]:
 
 
 @run_by(with_system, "tmp_path")
-async def test_file_is_stored_listed_sent_and_deleted(system: SystemRig, _: Client) -> None:
+async def test_file_is_stored_listed_sent_and_deleted(system: SystemRig, _: AsyncClient) -> None:
     data = bytes(range(256)) * 4_096  # four parts
     assert len(data) > 2 * PART_BYTES > READ_BYTES
     file = (await upload(system, data)).json
@@ -69,7 +69,9 @@ async def test_file_is_stored_listed_sent_and_deleted(system: SystemRig, _: Clie
 
 
 @run_by(with_system, "tmp_path")
-async def test_files_are_listed_in_pages_by_age_and_purpose(system: SystemRig, _: Client) -> None:
+async def test_files_are_listed_in_pages_by_age_and_purpose(
+    system: SystemRig, _: AsyncClient
+) -> None:
     ids = []
     for number in range(5):
         purpose = "user_data" if number == 2 else "batch"
@@ -94,7 +96,7 @@ async def test_files_are_listed_in_pages_by_age_and_purpose(system: SystemRig, _
 
 
 @run_by(with_system, "tmp_path")
-async def test_files_of_another_tenant_look_like_none(system: SystemRig, _: Client) -> None:
+async def test_files_of_another_tenant_look_like_none(system: SystemRig, _: AsyncClient) -> None:
     file = (await upload(system, b"secret")).json["id"]
     key = await system.add_tenant("acme")
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
@@ -117,7 +119,7 @@ async def chunks(count: int, sent: list[int]) -> AsyncIterator[bytes]:
 
 @run_by(with_system, "tmp_path", limits=parse_limits({"file_bytes": 2 * _MIB}))
 async def test_file_that_is_too_large_is_refused_while_it_comes_in(
-    system: SystemRig, _: Client
+    system: SystemRig, _: AsyncClient
 ) -> None:
     assert (await upload(system, b"x" * 2 * _MIB)).status == 200
     known = await upload(system, b"x" * (2 * _MIB + (65 << 10)))
@@ -136,7 +138,7 @@ async def is_kept(system: SystemRig, wanted: tuple[int, int]) -> bool:
 
 @run_by(with_system, "tmp_path", limits=parse_limits({"files": 3, "files_kept_bytes": _MIB}))
 async def test_files_over_the_quota_are_refused_until_some_are_deleted(
-    system: SystemRig, _: Client
+    system: SystemRig, _: AsyncClient
 ) -> None:
     large = await upload(system, b"x" * (_MIB + 1))
     assert (large.status, large.json["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -173,7 +175,7 @@ async def test_files_over_the_quota_are_refused_until_some_are_deleted(
 )  # fmt: skip
 @run_by(with_system, "tmp_path")
 async def test_form_with_wrong_fields_is_refused_and_leaves_nothing(
-    system: SystemRig, _: Client, *, fields: dict[str, str], words: str
+    system: SystemRig, _: AsyncClient, *, fields: dict[str, str], words: str
 ) -> None:
     for first in (True, False):  # the file before the fields, and behind them
         form = aiohttp.FormData()
@@ -217,7 +219,7 @@ async def test_form_with_wrong_fields_is_refused_and_leaves_nothing(
 )  # fmt: skip
 @run_by(with_system, "tmp_path")
 async def test_body_that_is_no_form_is_refused(
-    system: SystemRig, _: Client, *, content: str, body: bytes
+    system: SystemRig, _: AsyncClient, *, content: str, body: bytes
 ) -> None:
     headers = {"Content-Type": content}
     answer = await system.ask("POST", "/v1/files", data=body, headers=headers)
@@ -226,14 +228,14 @@ async def test_body_that_is_no_form_is_refused(
 
 
 @run_by(with_system, "tmp_path")
-async def test_form_behind_a_few_lines_is_taken(system: SystemRig, _: Client) -> None:
+async def test_form_behind_a_few_lines_is_taken(system: SystemRig, _: AsyncClient) -> None:
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     answer = await system.ask("POST", "/v1/files", data=b"\r\n" * 15 + FORM, headers=headers)
     assert (answer.status, answer.json["bytes"]) == (200, 1)
 
 
 @run_by(with_system, "tmp_path")
-async def test_expired_file_is_deleted(system: SystemRig, _: Client) -> None:
+async def test_expired_file_is_deleted(system: SystemRig, _: AsyncClient) -> None:
     ends = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     file = (await upload(system, b"x", **ends)).json
     assert file["expires_at"] - file["created_at"] == 3_600
@@ -251,7 +253,7 @@ async def test_expired_file_is_deleted(system: SystemRig, _: Client) -> None:
 
 
 @run_by(with_system, "tmp_path")
-async def test_upload_that_is_cut_off_leaves_nothing(system: SystemRig, _: Client) -> None:
+async def test_upload_that_is_cut_off_leaves_nothing(system: SystemRig, _: AsyncClient) -> None:
     async def half() -> AsyncIterator[bytes]:
         yield b"x" * _MIB
         await wait_until(lambda: has_rows(system))
@@ -267,7 +269,7 @@ async def has_rows(system: SystemRig) -> bool:
 
 
 @run_by(with_system, "tmp_path", slow_grace_seconds=0.2)
-async def test_upload_that_stops_is_refused_in_time(system: SystemRig, _: Client) -> None:
+async def test_upload_that_stops_is_refused_in_time(system: SystemRig, _: AsyncClient) -> None:
     async def stuck() -> AsyncIterator[bytes]:
         yield b"x" * 1_000
         await asyncio.sleep(10)
@@ -279,7 +281,9 @@ async def test_upload_that_stops_is_refused_in_time(system: SystemRig, _: Client
 
 
 @run_by(with_system, "tmp_path")
-async def test_content_waits_for_a_reader_that_does_not_read(system: SystemRig, _: Client) -> None:
+async def test_content_waits_for_a_reader_that_does_not_read(
+    system: SystemRig, _: AsyncClient
+) -> None:
     """20 MiB for a client that reads nothing: a few hundred KiB wait in the gateway."""
     file = (await upload(system, b"x" * 20 * _MIB)).json["id"]
     connection = socket.create_connection(("127.0.0.1", system.gateway.port))
@@ -293,7 +297,9 @@ async def test_content_waits_for_a_reader_that_does_not_read(system: SystemRig, 
 
 
 @run_by(with_system, "tmp_path")
-async def test_files_count_to_the_disk_usage_of_their_tenant(system: SystemRig, _: Client) -> None:
+async def test_files_count_to_the_disk_usage_of_their_tenant(
+    system: SystemRig, _: AsyncClient
+) -> None:
     disk = system.gateway.services.store.disk
     before = disk.held("default")
     await upload(system, b"x" * _MIB)
@@ -301,7 +307,7 @@ async def test_files_count_to_the_disk_usage_of_their_tenant(system: SystemRig, 
 
 
 @run_by(with_system, "tmp_path", limits=parse_limits({"disk_bytes": 40 * _MIB}))
-async def test_upload_over_the_disk_budget_is_refused(system: SystemRig, _: Client) -> None:
+async def test_upload_over_the_disk_budget_is_refused(system: SystemRig, _: AsyncClient) -> None:
     answer: Any = await upload(system, b"x" * 41 * _MIB)
     assert (answer.status, answer.json["error"]["code"]) == (429, "rate_limit_exceeded")
     await wait_until(lambda: is_kept(system, (0, 0)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.tenancy.authentication import Authentication, Key
 
@@ -21,8 +21,8 @@ from tests.support.waiting import spin
 
 
 def with_hang(tmp_path: Path, scenario: Scenario) -> None:
-    async def whole(system: SystemRig, client: Client) -> None:
-        await client.upload(guests.HANG_WASM, "hang")
+    async def whole(system: SystemRig, client: AsyncClient) -> None:
+        await client.programs.upload(guests.HANG_WASM, "hang")
         await scenario(system, client)
 
     with_system(tmp_path, whole)
@@ -47,7 +47,7 @@ def charged_by(system: SystemRig) -> Counter[str]:
 
 @run_by(with_hang, "tmp_path")
 async def test_body_of_many_values_is_refused_and_a_string_of_them_is_not(
-    system: SystemRig, _: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, _: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("symphony_runtime.gateway.http.context.TENANT_BODY_BYTES_MAX", 1 << 20)
     values: Any = [[1, 2]] * 25_000
@@ -58,7 +58,7 @@ async def test_body_of_many_values_is_refused_and_a_string_of_them_is_not(
 
 @run_by(with_hang, "tmp_path")
 async def test_request_looks_its_key_up_once(
-    system: SystemRig, _: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, _: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str | None] = []
     find = Authentication.find_key
@@ -76,7 +76,7 @@ async def test_request_looks_its_key_up_once(
 
 
 @run_by(with_hang, "tmp_path")
-async def test_body_with_a_byte_order_mark_is_read(system: SystemRig, _: Client) -> None:
+async def test_body_with_a_byte_order_mark_is_read(system: SystemRig, _: AsyncClient) -> None:
     for text in ("x", "x" * 100_000):
         assert await start(system, text, "utf-8-sig") == 202
     assert await start(system, "x", "utf-16") == 400
@@ -84,7 +84,7 @@ async def test_body_with_a_byte_order_mark_is_read(system: SystemRig, _: Client)
 
 @run_by(with_hang, "tmp_path")
 async def test_parsing_of_a_large_body_is_charged_to_its_tenant(
-    system: SystemRig, _: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, _: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(_body: bytes, _most: int) -> int:
         spin(0.5)
@@ -99,7 +99,9 @@ async def test_parsing_of_a_large_body_is_charged_to_its_tenant(
 
 
 @run_by(with_hang, "tmp_path")
-async def test_large_body_waits_while_its_tenant_is_throttled(system: SystemRig, _: Client) -> None:
+async def test_large_body_waits_while_its_tenant_is_throttled(
+    system: SystemRig, _: AsyncClient
+) -> None:
     charged, rests = charged_by(system), [0.5]
     costs: Any = system.gateway.services.cpu_reporter
     costs.rest = lambda _tenant: rests.pop() if rests else 0.0
@@ -123,7 +125,7 @@ REFUSED = [
 )
 @run_by(with_hang, "tmp_path")
 async def test_refused_body_is_freed_without_the_collector(
-    system: SystemRig, _: Client, *, path: str, body: bytes, status: int
+    system: SystemRig, _: AsyncClient, *, path: str, body: bytes, status: int
 ) -> None:
     def problems() -> list[Problem]:
         # By its type: asked for its class, a module's deprecated name would warn.

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony import AsyncClient
 from symphony_runtime.cli.main import main
-from symphony_runtime.client import Client
 from symphony_runtime.config.serve import OptionsError, read_options
 
 from tests.e2e import programs as guests
@@ -28,7 +28,7 @@ def allowed(headers: Any) -> str | None:
 
 
 @run_by(with_system, "tmp_path", cors_origins=[PAGE, "http://localhost:3000"])
-async def test_page_of_an_allowed_origin_may_call(system: SystemRig, client: Client) -> None:
+async def test_page_of_an_allowed_origin_may_call(system: SystemRig, client: AsyncClient) -> None:
     for path in ("/v1/completions", "/v1/kv/a/b", "/nothing"):
         answer = await system.ask("OPTIONS", path, **preflight(PAGE))
         assert (answer.status, answer.body) == (204, b"")
@@ -36,7 +36,7 @@ async def test_page_of_an_allowed_origin_may_call(system: SystemRig, client: Cli
         assert "POST" in answer.headers["Access-Control-Allow-Methods"]
         assert answer.headers["Access-Control-Allow-Headers"] == "authorization, content-type"
         assert "Access-Control-Allow-Credentials" not in answer.headers
-    program = await client.upload(guests.HELLO_WASM)
+    program = await client.programs.upload(guests.HELLO_WASM)
     for stream in (False, True):
         path, body = f"/v1/programs/{program['id']}/runs", {"stream": stream}
         answer = await system.ask("POST", path, json=body, headers={"Origin": PAGE})
@@ -48,7 +48,7 @@ async def test_page_of_an_allowed_origin_may_call(system: SystemRig, client: Cli
 
 
 @run_by(with_system, "tmp_path", cors_origins=[PAGE])
-async def test_page_of_another_origin_may_not_call(system: SystemRig, _: Client) -> None:
+async def test_page_of_another_origin_may_not_call(system: SystemRig, _: AsyncClient) -> None:
     for origin in (OTHER, PAGE + ":444", PAGE.replace("https", "http"), "null"):
         answer = await system.ask("OPTIONS", "/v1/completions", **preflight(origin))
         assert (answer.status, allowed(answer.headers)) == (405, None)
@@ -60,13 +60,15 @@ async def test_page_of_another_origin_may_not_call(system: SystemRig, _: Client)
 
 
 @run_by(with_system, "tmp_path", cors_origins=["*"])
-async def test_star_allows_every_origin(system: SystemRig, _: Client) -> None:
+async def test_star_allows_every_origin(system: SystemRig, _: AsyncClient) -> None:
     answer = await system.ask("OPTIONS", "/v1/completions", **preflight(OTHER))
     assert (answer.status, allowed(answer.headers)) == (204, OTHER)
 
 
 @run_by(with_system, "tmp_path")
-async def test_server_without_origins_says_nothing_of_cors(system: SystemRig, _: Client) -> None:
+async def test_server_without_origins_says_nothing_of_cors(
+    system: SystemRig, _: AsyncClient
+) -> None:
     answer = await system.ask("OPTIONS", "/v1/completions", **preflight(PAGE))
     assert answer.status == 405
     answer = await system.ask("GET", "/v1/models", headers={"Origin": PAGE})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.http import idempotency as module
@@ -246,7 +246,9 @@ async def test_key_in_use_elsewhere_is_waited_for(
 
 # --- Through HTTP --------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_keyed_runs_and_uploads_have_effects_once(system: SystemRig, client: Client) -> None:
+async def test_keyed_runs_and_uploads_have_effects_once(
+    system: SystemRig, client: AsyncClient
+) -> None:
     async def post(path: str, key: str, **body: Any) -> tuple[int, Any, str | None]:
         answer = await system.ask("POST", path, headers={"Idempotency-Key": key}, **body)
         stream = answer.headers["Content-Type"].startswith("text/event-stream")
@@ -261,8 +263,8 @@ async def test_keyed_runs_and_uploads_have_effects_once(system: SystemRig, clien
     async def upload(wasm: bytes, key: str) -> tuple[int, Any, str | None]:
         return await post("/v1/programs?name=named", key, data=wasm)
 
-    await client.upload(guests.ECHO_WASM, "echo")
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.ECHO_WASM, "echo")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     first, again = await start("k", "hi"), await start("k", "hi")
     assert first[:2] == again[:2] == (200, first[1])
     assert (first[2], again[2]) == (None, "true")
@@ -272,20 +274,20 @@ async def test_keyed_runs_and_uploads_have_effects_once(system: SystemRig, clien
     several = await asyncio.gather(*(start("h", "", "hang") for _ in range(5)))
     runs = {document["id"] for status, document, _ in several if status == 202}
     assert len(runs) == 1
-    assert len(await client.live_runs()) == 1
-    await client.cancel(runs.pop())
+    assert len(await client.runs.live()) == 1
+    await client.runs.cancel(runs.pop())
     text = (await start("s", "hi", stream=True))[1]
     assert (await start("s", "hi", stream=True))[1] == text
     assert text.count("event: message") == 1
     # A run that was deleted is not started again.
-    await client.delete_run(first[1]["id"])
+    await client.runs.delete(first[1]["id"])
     assert (await start("k", "hi"))[0] == 410
-    assert len([run async for run in client.runs()]) == 2
+    assert len([run async for run in client.runs.list()]) == 2
     # A second upload does not move a name back.
     await upload(guests.HELLO_WASM, "u1")
     await upload(guests.ECHO_WASM, "u2")
     status, program, replayed = await upload(guests.HELLO_WASM, "u1")
     assert (status, replayed) == (200, "true")
-    assert (await client.program("named"))["id"] != program["id"]
+    assert (await client.programs.get("named"))["id"] != program["id"]
     for bad in ("", "x" * 256, "ä"):
         assert (await start(bad, "hi"))[0] == 400

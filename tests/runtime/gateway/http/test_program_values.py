@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.support.gateway.declared import MIRROR_WASM, NUMBERS, PERSON, declared
 from tests.support.gateway.system import SystemRig, refused, with_system
@@ -10,8 +10,10 @@ from tests.support.run_by import run_by
 
 
 @run_by(with_system, "tmp_path")
-async def test_input_that_does_not_fit_starts_no_run(system: SystemRig, client: Client) -> None:
-    program = await client.upload(declared(MIRROR_WASM, input_schema=PERSON), "person")
+async def test_input_that_does_not_fit_starts_no_run(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    program = await client.programs.upload(declared(MIRROR_WASM, input_schema=PERSON), "person")
     for given, path, words in (
         ({"name": 1}, "/name", "`input/name` must be a string; it is an integer"),
         ('{"name": 1}', "/name", "`input/name` must be a string; it is an integer"),
@@ -26,7 +28,7 @@ async def test_input_that_does_not_fit_starts_no_run(system: SystemRig, client: 
         assert (error.status, error.problem["type"]) == (400, "urn:symphony:problem:bad-input")
         assert error.problem["path"] == path
         assert words in error.problem["detail"]
-    assert [run async for run in client.runs()] == []
+    assert [run async for run in client.runs.list()] == []
     error = await refused(client.start("person", input={}))  # detached, likewise
     assert error.status == 400
     for fitting in ({"name": "x", "age": 3}, '{"name": "x"}'):
@@ -35,20 +37,22 @@ async def test_input_that_does_not_fit_starts_no_run(system: SystemRig, client: 
 
 @run_by(with_system, "tmp_path")
 async def test_string_input_is_text_where_the_schema_says_so(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(declared(MIRROR_WASM, input_schema={"type": "string", "maxLength": 3}), "t")
+    await client.programs.upload(
+        declared(MIRROR_WASM, input_schema={"type": "string", "maxLength": 3}), "t"
+    )
     assert (await client.run("t", input="[1,"))["output"] == "[1,"
     assert (await refused(client.run("t", input="long"))).problem["path"] == ""
-    await client.upload(MIRROR_WASM, "free")
+    await client.programs.upload(MIRROR_WASM, "free")
     assert (await client.run("free", input="{"))["output"] == "{"
 
 
 @run_by(with_system, "tmp_path")
 async def test_check_of_a_large_input_is_charged_to_its_tenant(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(declared(MIRROR_WASM, input_schema=NUMBERS), "list")
+    await client.programs.upload(declared(MIRROR_WASM, input_schema=NUMBERS), "list")
     charged: list[tuple[str, float]] = []
     charge = system.gateway.services.cpu_reporter.charge
 
@@ -64,23 +68,27 @@ async def test_check_of_a_large_input_is_charged_to_its_tenant(
 
 
 @run_by(with_system, "tmp_path")
-async def test_check_that_takes_too_long_is_refused(system: SystemRig, client: Client) -> None:
+async def test_check_that_takes_too_long_is_refused(system: SystemRig, client: AsyncClient) -> None:
     twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     bomb = {"$ref": "#/$defs/d0", "$defs": {**twice, "d40": {}}}
-    await client.upload(declared(MIRROR_WASM, input_schema=bomb), "bomb")
+    await client.programs.upload(declared(MIRROR_WASM, input_schema=bomb), "bomb")
     error = await refused(client.run("bomb", input=1))
     assert error.problem["detail"] == "`input` cannot be checked: it takes too many steps"
 
 
 @run_by(with_system, "tmp_path")
-async def test_manifest_is_in_the_program_s_view(system: SystemRig, client: Client) -> None:
-    shown = await client.upload(declared(MIRROR_WASM, description="d", input_schema=PERSON), "a")
+async def test_manifest_is_in_the_program_s_view(system: SystemRig, client: AsyncClient) -> None:
+    shown = await client.programs.upload(
+        declared(MIRROR_WASM, description="d", input_schema=PERSON), "a"
+    )
     assert (shown["description"], shown["input_schema"]) == ("d", PERSON)
     assert shown["output_schema"] is None
-    assert await client.program("a") == shown
-    assert [program async for program in client.programs()] == [shown]
-    await client.upload(MIRROR_WASM, "b")
-    assert (await client.program("b"))["description"] is None
-    error = await refused(client.upload(declared(MIRROR_WASM, input_schema={"type": "x"}), "c"))
+    assert await client.programs.get("a") == shown
+    assert [program async for program in client.programs.list()] == [shown]
+    await client.programs.upload(MIRROR_WASM, "b")
+    assert (await client.programs.get("b"))["description"] is None
+    error = await refused(
+        client.programs.upload(declared(MIRROR_WASM, input_schema={"type": "x"}), "c")
+    )
     assert error.problem["type"] == "urn:symphony:problem:program-refused"
     assert error.problem["problems"][0].startswith("the manifest: `input_schema/type` must be one")

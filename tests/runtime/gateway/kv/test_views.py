@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 
 from tests.runtime.gateway.kv.test_files import bare, with_files
 from tests.support.gateway.system import Scenario, SystemRig, refusal, with_system
@@ -14,9 +14,9 @@ from tests.support.run_by import run_by
 
 
 def with_shared_files(tmp_path: Path, scenario: Scenario) -> None:
-    async def whole(system: SystemRig, client: Client) -> None:
-        await client.upload(SHARE_WASM, name="share")
-        await client.upload(MATCH_WASM, name="match")
+    async def whole(system: SystemRig, client: AsyncClient) -> None:
+        await client.programs.upload(SHARE_WASM, name="share")
+        await client.programs.upload(MATCH_WASM, name="match")
         assert (await client.run("share", input=TEXT))["exit_code"] == 0
         await scenario(system, client)
 
@@ -24,9 +24,9 @@ def with_shared_files(tmp_path: Path, scenario: Scenario) -> None:
 
 
 @run_by(with_shared_files, "tmp_path")
-async def test_pages_name_the_files_that_share_them(system: SystemRig, client: Client) -> None:
-    shown = await client.kv_pages("talk/first")
-    stat = await client.kv_stat("talk/first")
+async def test_pages_name_the_files_that_share_them(system: SystemRig, client: AsyncClient) -> None:
+    shown = await client.kv.pages("talk/first")
+    stat = await client.kv.stat("talk/first")
     assert stat.items() <= shown.items()
     whole = stat["len"] // 16
     head = {"first": 0, "tier": "device", "holders": 1, "cached": True}
@@ -41,12 +41,13 @@ async def test_pages_name_the_files_that_share_them(system: SystemRig, client: C
     assert sum(run["pages"] for run in runs) == stat["pages"]
     assert (shown["complete"], shown["next"], shown["page_tokens"]) == (True, None, 16)
     assert shown["lineage"] is None
-    cut = await client.kv_pages("cut")
+    cut = await client.kv.pages("cut")
+    assert cut["lineage"] is not None
     assert [part["of"] for part in cut["lineage"]["parts"]] == [stat["len"]]
 
 
 @run_by(with_shared_files, "tmp_path")
-async def test_pages_come_in_answers_of_a_limit(system: SystemRig, client: Client) -> None:
+async def test_pages_come_in_answers_of_a_limit(system: SystemRig, client: AsyncClient) -> None:
     seen: list[Any] = []
     after: str | None = "0"
     while after is not None:
@@ -54,72 +55,74 @@ async def test_pages_come_in_answers_of_a_limit(system: SystemRig, client: Clien
         page = (await system.ask("GET", url)).json
         assert len(page["data"]) == 1
         seen, after = seen + page["data"], page["next"]
-    assert seen == (await client.kv_pages("talk/first"))["data"]
+    assert seen == (await client.kv.pages("talk/first"))["data"]
     assert len(seen) == 4
 
 
 @run_by(with_shared_files, "tmp_path")
-async def test_tokens_are_shown_with_positions_and_text(system: SystemRig, client: Client) -> None:
-    first = await client.kv_tokens("talk/first", limit=20, text=True)
+async def test_tokens_are_shown_with_positions_and_text(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    first = await client.kv.tokens("talk/first", limit=20, text=True)
     assert (first["first"], len(first["tokens"]), first["next"]) == (0, 20, "20")
     assert first["positions"] == list(range(20))
-    assert TEXT.startswith("".join(first["texts"]))
-    rest = await client.kv_tokens("talk/first", 20, 4_096, text=True)
+    assert TEXT.startswith("".join(first["texts"] or ()))
+    rest = await client.kv.tokens("talk/first", 20, 4_096, text=True)
     assert rest["next"] is None
-    assert "".join(first["texts"] + rest["texts"]) == TEXT
+    assert "".join([*(first["texts"] or ()), *(rest["texts"] or ())]) == TEXT
     assert len(first["tokens"] + rest["tokens"]) == rest["len"]
-    cut = await client.kv_tokens("cut")
+    cut = await client.kv.tokens("cut")
     assert (cut["positions"], cut["texts"]) == (list(range(16, 40)), None)
-    assert [run["program_name"] async for run in client.runs()] == ["share"], "no run is kept"
+    assert [run["program_name"] async for run in client.runs.list()] == ["share"], "no run is kept"
 
 
 @run_by(with_files, "tmp_path")
 async def test_tokens_of_a_file_on_disk_have_no_text_without_a_tokenizer(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.kv_upload("up", bare(2_000), rebuild=True)
-    shown = await client.kv_tokens("up", 1_990, 4_096, text=True)
+    await client.kv.upload("up", bare(2_000), rebuild=True)
+    shown = await client.kv.tokens("up", 1_990, 4_096, text=True)
     assert shown["tokens"] == [n % 1_000 for n in range(1_990, 2_000)]
     assert (shown["texts"], shown["next"], shown["len"]) == (None, None, 2_000)
-    assert (await client.kv_stat("up"))["tier"] == "disk", "it was not loaded"
-    pages = await client.kv_pages("up")
+    assert (await client.kv.stat("up"))["tier"] == "disk", "it was not loaded"
+    pages = await client.kv.pages("up")
     assert [(run["pages"], run["tier"]) for run in pages["data"]] == [(125, "disk")]
 
 
 @run_by(with_shared_files, "tmp_path")
-async def test_prefixes_are_a_tree_with_hits(system: SystemRig, client: Client) -> None:
-    (part,) = (await client.prefixes())["data"]
+async def test_prefixes_are_a_tree_with_hits(system: SystemRig, client: AsyncClient) -> None:
+    (part,) = (await client.kv.prefixes())["data"]
     assert (part["parent"], part["hits"], part["more"], part["text"]) == (None, 0, 0, None)
     assert (await client.run("match", input=TEXT))["exit_code"] == 0
-    shown = await client.prefixes(text=True)
+    shown = await client.kv.prefixes(text=True)
     upper = shown["data"][0]
     assert upper["hits"] == 1
-    assert TEXT.startswith(upper["text"])
+    assert TEXT.startswith(upper["text"] or "?")
     assert len(upper["tokens"]) == 32
     assert (shown["complete"], sum(each["pages"] for each in shown["data"])) == (
         True, shown["pages"]
     )  # fmt: skip
     assert (await client.run("match", input=TEXT[:100]))["exit_code"] == 0
-    parts = (await client.prefixes())["data"]
+    parts = (await client.kv.prefixes())["data"]
     assert [each["hits"] for each in parts[:2]] == [2, 1]
     assert parts[1]["parent"] == parts[0]["id"]
 
 
 @run_by(with_shared_files, "tmp_path")
-async def test_another_tenant_is_shown_nothing(system: SystemRig, client: Client) -> None:
+async def test_another_tenant_is_shown_nothing(system: SystemRig, client: AsyncClient) -> None:
     async with system.tenant() as stranger:
-        for asked in (stranger.kv_pages, stranger.kv_tokens):
+        for asked in (stranger.kv.pages, stranger.kv.tokens):
             for path in ("talk/first", "public/default/talk/first"):
                 assert await refusal(asked(path)) == (404, "not-found")
-        assert await stranger.prefixes(text=True) == {
+        assert await stranger.kv.prefixes(text=True) == {
             "pages": 0, "complete": True, "data": [], "page_tokens": 16
         }  # fmt: skip
-        await stranger.upload(SHARE_WASM, name="share")
+        await stranger.programs.upload(SHARE_WASM, name="share")
         assert (await stranger.run("share", input=TEXT))["exit_code"] == 0
-        theirs = await stranger.kv_pages("talk/first")
-        ours = await client.kv_pages("talk/first")
+        theirs = await stranger.kv.pages("talk/first")
+        ours = await client.kv.pages("talk/first")
         assert theirs == ours, "the same text in other pages"
-        assert (await stranger.prefixes())["pages"] == (await client.prefixes())["pages"]
+        assert (await stranger.kv.prefixes())["pages"] == (await client.kv.prefixes())["pages"]
 
 
 @pytest.mark.parametrize(
@@ -131,5 +134,5 @@ async def test_another_tenant_is_shown_nothing(system: SystemRig, client: Client
     ],
 )  # fmt: skip
 @run_by(with_files, "tmp_path")
-async def test_wrong_parameters_are_refused(system: SystemRig, _: Client, *, url: str) -> None:
+async def test_wrong_parameters_are_refused(system: SystemRig, _: AsyncClient, *, url: str) -> None:
     assert (await system.ask("GET", url)).status == 400

@@ -8,9 +8,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from symphony import AsyncClient
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.role_processes import Processes, Started, notice
-from symphony_runtime.client import Client
 from symphony_runtime.worker.worker import Worker
 
 from tests.e2e import programs as guests
@@ -18,17 +18,17 @@ from tests.support.gateway.system import WORKER_SECRET, SystemRig, refused, with
 from tests.support.run_by import run_by
 
 
-async def is_refused(client: Client) -> bool:
+async def is_refused(client: AsyncClient) -> bool:
     error = await refused(client.run("hello"))
     return error.status == 503 and error.retry_after is not None
 
 
 @run_by(with_system, "tmp_path", workers_per_tenant=True)
-async def test_worker_is_one_tenants_until_it_ends(system: SystemRig, first: Client) -> None:
+async def test_worker_is_one_tenants_until_it_ends(system: SystemRig, first: AsyncClient) -> None:
     async with system.tenant() as second:
         for client in (first, second):
-            await client.upload(guests.HELLO_WASM, "hello")
-        await first.upload(guests.HANG_WASM, "hang")
+            await client.programs.upload(guests.HELLO_WASM, "hello")
+        await first.programs.upload(guests.HANG_WASM, "hang")
         retired = asyncio.Event()
         system.worker.on_retire = retired.set
         live = await first.start("hang")
@@ -36,7 +36,7 @@ async def test_worker_is_one_tenants_until_it_ends(system: SystemRig, first: Cli
         assert await is_refused(second)
         assert (await first.run("hello"))["output"] == "hello"
         assert not retired.is_set()
-        await first.cancel(live)
+        await first.runs.cancel(live)
         # Now it is idle: it retires, and no tenant gets it any more.
         assert await is_refused(second)
         await asyncio.wait_for(retired.wait(), 20)
@@ -48,12 +48,16 @@ async def test_worker_is_one_tenants_until_it_ends(system: SystemRig, first: Cli
         await system.link_worker()
         await system.wait_until_ready()
         assert (await second.run("hello"))["output"] == "hello"
-        assert set(system.worker._programs) == {f"acme/{(await second.program('hello'))['id']}"}
+        assert set(system.worker._programs) == {
+            f"acme/{(await second.programs.get('hello'))['id']}"
+        }
 
 
 @run_by(with_system, "tmp_path", workers_per_tenant=True)
-async def test_worker_that_is_idle_for_long_is_retired(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_worker_that_is_idle_for_long_is_retired(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     retired = asyncio.Event()
     system.worker.on_retire = retired.set
     own = system.gateway.services.runs.worker_assignment
@@ -70,10 +74,10 @@ async def test_worker_that_is_idle_for_long_is_retired(system: SystemRig, client
 
 
 @run_by(with_system, "tmp_path")
-async def test_worker_by_default_serves_all_tenants(system: SystemRig, first: Client) -> None:
+async def test_worker_by_default_serves_all_tenants(system: SystemRig, first: AsyncClient) -> None:
     async with system.tenant() as second:
         for client in (first, second):
-            await client.upload(guests.HELLO_WASM, "hello")
+            await client.programs.upload(guests.HELLO_WASM, "hello")
             assert (await client.run("hello"))["output"] == "hello"
         assert len(system.worker._programs) == 2
 

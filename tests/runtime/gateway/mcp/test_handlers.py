@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import RUN_BODY_BYTES_MAX
-from symphony_runtime.client import Client
 
 from tests.e2e import programs as guests
 from tests.support.gateway.declared import MIRROR_WASM, NUMBERS, PERSON, declared, sender
@@ -49,7 +49,7 @@ def modern(method: str, **params: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 @run_by(with_system, "tmp_path")
-async def test_initialize_agrees_on_a_version(system: SystemRig, _: Client) -> None:
+async def test_initialize_agrees_on_a_version(system: SystemRig, _: AsyncClient) -> None:
     for wanted in (*HANDSHAKE_PROTOCOL_VERSIONS, "1999-01-01"):
         params = {"protocolVersion": wanted, "capabilities": {},
                   "clientInfo": {"name": "t", "version": "1"}}  # fmt: skip
@@ -65,8 +65,8 @@ async def test_initialize_agrees_on_a_version(system: SystemRig, _: Client) -> N
 
 
 @run_by(with_system, "tmp_path")
-async def test_version_without_initialize_is_served(system: SystemRig, client: Client) -> None:
-    await client.upload(declared(MIRROR_WASM, input_schema=PERSON), name="mirror")
+async def test_version_without_initialize_is_served(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(declared(MIRROR_WASM, input_schema=PERSON), name="mirror")
     body, headers = modern("server/discover")
     found = (await system.ask("POST", "/mcp", json=body, headers=headers)).json["result"]
     assert (found["supportedVersions"], found["resultType"]) == ([MODERN], "complete")
@@ -166,15 +166,15 @@ async def test_without_allowed_origins_no_page_may_use_it(small: SystemRig) -> N
 
 @run_by(with_system, "tmp_path")
 async def test_tools_are_the_named_programs_of_the_tenant(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
     manifest = {"description": "Repeats.", "input_schema": NUMBERS, "output_schema": PERSON}
-    await client.upload(declared(MIRROR_WASM, **manifest), name="b.mirror")
-    await client.upload(declared(MIRROR_WASM, **manifest), name="a")
-    await client.upload(guests.HELLO_WASM, name="c")
-    await client.upload(guests.SPIN_WASM)
+    await client.programs.upload(declared(MIRROR_WASM, **manifest), name="b.mirror")
+    await client.programs.upload(declared(MIRROR_WASM, **manifest), name="a")
+    await client.programs.upload(guests.HELLO_WASM, name="c")
+    await client.programs.upload(guests.SPIN_WASM)
     async with system.tenant("other") as other:
-        await other.upload(guests.ECHO_WASM, name="theirs")
+        await other.programs.upload(guests.ECHO_WASM, name="theirs")
     first, second, third = (await send(system, "tools/list")).json["result"]["tools"]
     assert [first["name"], second["name"], third["name"]] == ["a", "b.mirror", "c"]
     assert first["description"] == "Repeats."
@@ -190,20 +190,20 @@ async def test_tools_are_the_named_programs_of_the_tenant(
     assert third["inputSchema"]["properties"]["input"]["type"] == "string"
     answer = await send(system, "tools/call", {"name": "theirs"})
     assert answer.json["error"]["message"] == "Unknown tool: theirs"
-    program = (await client.program("c"))["id"]
+    program = (await client.programs.get("c"))["id"]
     assert "error" in (await send(system, "tools/call", {"name": program})).json
 
 
 @run_by(with_system, "tmp_path")
-async def test_tools_come_in_pages(system: SystemRig, client: Client) -> None:
+async def test_tools_come_in_pages(system: SystemRig, client: AsyncClient) -> None:
     for number in range(51):
-        await client.upload(guests.HELLO_WASM, name=f"p{number:02}")
+        await client.programs.upload(guests.HELLO_WASM, name=f"p{number:02}")
     page = (await send(system, "tools/list")).json["result"]
     assert (len(page["tools"]), page["nextCursor"]) == (50, "p49")
     rest = (await send(system, "tools/list", {"cursor": "p49"})).json["result"]
     assert ([tool["name"] for tool in rest["tools"]], "nextCursor" in rest) == (["p50"], False)
     for number in range(8):
-        await client.upload(
+        await client.programs.upload(
             declared(MIRROR_WASM, description="x" * 30_000 + str(number)), f"q{number}"
         )
     first = (await send(system, "tools/list", {"cursor": "p50"})).json["result"]
@@ -212,18 +212,24 @@ async def test_tools_come_in_pages(system: SystemRig, client: Client) -> None:
 
 
 @run_by(with_system, "tmp_path")
-async def test_call_returns_what_the_program_returns(system: SystemRig, client: Client) -> None:
-    await client.upload(declared(MIRROR_WASM, input_schema=PERSON, output_schema=PERSON), "person")
-    await client.upload(declared(MIRROR_WASM, input_schema=NUMBERS, output_schema=NUMBERS), "list")
-    await client.upload(declared(MIRROR_WASM, input_schema={"type": "string"}), "text")
-    await client.upload(MIRROR_WASM, "plain")
-    await client.upload(sender(b"one ", b"\xff", b"two"), "several")
+async def test_call_returns_what_the_program_returns(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(
+        declared(MIRROR_WASM, input_schema=PERSON, output_schema=PERSON), "person"
+    )
+    await client.programs.upload(
+        declared(MIRROR_WASM, input_schema=NUMBERS, output_schema=NUMBERS), "list"
+    )
+    await client.programs.upload(declared(MIRROR_WASM, input_schema={"type": "string"}), "text")
+    await client.programs.upload(MIRROR_WASM, "plain")
+    await client.programs.upload(sender(b"one ", b"\xff", b"two"), "several")
     result = await call(system, "person", {"name": "é\n"})
     assert result["structuredContent"] == {"name": "é\n"}
     assert json.loads(result["content"][0]["text"]) == {"name": "é\n"}
     assert not result.get("isError")
     run = result["_meta"]["symphony/run"]
-    assert (await client.result(run))["program_name"] == "person"
+    assert (await client.runs.get(run))["program_name"] == "person"
     result = await call(system, "list", {"input": [1, 2.5]})
     assert result["structuredContent"] == {"result": [1, 2.5]}
     assert (await call(system, "text", {"input": "[no json"}))["content"][0]["text"] == "[no json"
@@ -238,17 +244,17 @@ async def test_call_returns_what_the_program_returns(system: SystemRig, client: 
 
 
 @run_by(with_system, "tmp_path")
-async def test_call_that_cannot_succeed_says_why(system: SystemRig, client: Client) -> None:
-    await client.upload(declared(guests.ECHO_WASM, input_schema=PERSON), "echo")
-    await client.upload(guests.TRAP_WASM, "trap")
-    await client.upload(guests.COMPLAINER_WASM, "complainer")
+async def test_call_that_cannot_succeed_says_why(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(declared(guests.ECHO_WASM, input_schema=PERSON), "echo")
+    await client.programs.upload(guests.TRAP_WASM, "trap")
+    await client.programs.upload(guests.COMPLAINER_WASM, "complainer")
     outputs = {
         "nothing": sender(), "no_json": sender(b"{"), "wrong": sender(b'{"name":1}'),
         "bytes": sender(b"\xff"), "good": sender(b"{", b'\xef\xbb\xbf{"name":\n"\\ud800"}'),
         "infinite": sender(b'{"name":"x","age":1e999}'),
     }  # fmt: skip
     for name, wasm in outputs.items():
-        await client.upload(declared(wasm, output_schema=PERSON), name)
+        await client.programs.upload(declared(wasm, output_schema=PERSON), name)
     for name, arguments, words in (
         ("echo", {}, "`arguments/name` is missing"),
         ("echo", {"name": "x", "age": -1}, "`arguments/age` must keep to `minimum`: 0"),
@@ -274,13 +280,13 @@ async def test_call_that_cannot_succeed_says_why(system: SystemRig, client: Clie
 
 async def test_call_beyond_the_limit_of_runs_says_when_to_repeat(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, system.tenant("a", quotas={"live_runs": 1}) as client:
-        await client.upload(guests.HANG_WASM, "hang")
-        key = client._headers["Authorization"].removeprefix("Bearer ")
+        await client.programs.upload(guests.HANG_WASM, "hang")
+        key = client._transport.headers["Authorization"].removeprefix("Bearer ")
         run = await client.start("hang")
         result = await call(system, "hang", {}, key=key)
         assert result["isError"]
         assert "try again in" in result["content"][0]["text"]
-        await client.cancel(run)
+        await client.runs.cancel(run)
 
 
 def events(answer: Answer) -> list[dict[str, Any]]:
@@ -290,9 +296,9 @@ def events(answer: Answer) -> list[dict[str, Any]]:
 
 @run_by(with_system, "tmp_path")
 async def test_progress_is_streamed_if_the_client_wants_it(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(sender(b"one", b"\xff", "é".encode() * 10_000), "s")
+    await client.programs.upload(sender(b"one", b"\xff", "é".encode() * 10_000), "s")
     params = {"name": "s", "_meta": {"progressToken": "t"}}
     answer = await send(system, "tools/call", params)
     assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -309,9 +315,9 @@ async def test_progress_is_streamed_if_the_client_wants_it(
 
 @run_by(with_system, "tmp_path")
 async def test_cancelled_notification_ends_the_run_of_its_session(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     calls = system.gateway.services.runs
     session = {"Mcp-Session-Id": "s"}
     calling = asyncio.create_task(call(system, "hang", {}, id=5, headers=session))
@@ -331,9 +337,9 @@ async def test_cancelled_notification_ends_the_run_of_its_session(
 
 @run_by(with_system, "tmp_path")
 async def test_call_is_cancelled_before_its_run_is_there(
-    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     runs, session = system.gateway.services.runs, {"Mcp-Session-Id": "s"}
     note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
     start = runs.start
@@ -349,10 +355,12 @@ async def test_call_is_cancelled_before_its_run_is_there(
 
 
 @run_by(with_system, "tmp_path")
-async def test_read_only_key_lists_tools_and_calls_none(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_read_only_key_lists_tools_and_calls_none(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.HANG_WASM, "hang")
     async with system.admin() as admin:
-        key = (await admin.create_key("default", role="read-only"))["key"]
+        key = (await admin.admin.create_key("default", role="read-only"))["key"]
     assert (await send(system, "ping", key=key)).json["result"] == {}
     (tool,) = (await send(system, "tools/list", key=key)).json["result"]["tools"]
     assert tool["name"] == "hang"
@@ -370,12 +378,12 @@ async def test_read_only_key_lists_tools_and_calls_none(system: SystemRig, clien
 
 
 @run_by(with_system, "tmp_path")
-async def test_client_that_leaves_ends_its_run(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_client_that_leaves_ends_its_run(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HANG_WASM, "hang")
     calling = asyncio.create_task(call(system, "hang", {}))
     runs = system.gateway.services.runs
     await wait_until(lambda: len(list(runs.all_live())) == 1)
     calling.cancel()
     await wait_until(lambda: not list(runs.all_live()))
-    (run,) = [run async for run in client.runs()]
+    (run,) = [run async for run in client.runs.list()]
     assert (run["status"], run["reason"]) == ("killed", "its client went away")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.openai import shipped
 
 from tests.e2e import programs as guests
@@ -30,7 +30,7 @@ async def complete(system: SystemRig) -> tuple[int, Any]:
 
 
 def test_shipped_program_is_restored_from_the_package(tmp_path: Path) -> None:
-    async def scenario(system: SystemRig, _: Client) -> None:
+    async def scenario(system: SystemRig, _: AsyncClient) -> None:
         status, body = await complete(system)
         assert status == 200, body
 
@@ -41,7 +41,7 @@ def test_shipped_program_is_restored_from_the_package(tmp_path: Path) -> None:
 
 @run_by(with_system, "tmp_path", assets=assets())
 async def test_damaged_package_is_a_server_error(
-    system: SystemRig, _: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, _: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = shipped.wasm()
     monkeypatch.setattr(shipped, "wasm", lambda: good[: len(good) // 2])
@@ -55,14 +55,14 @@ def test_damaged_program_works_after_another_upload(tmp_path: Path, cut: bool) -
     def size() -> int:
         return sum(path.stat().st_size for path in tmp_path.glob("programs/default/*"))
 
-    async def first(_: SystemRig, client: Client) -> None:
-        await client.upload(guests.HELLO_WASM, "hello")
+    async def first(_: SystemRig, client: AsyncClient) -> None:
+        await client.programs.upload(guests.HELLO_WASM, "hello")
 
-    async def second(system: SystemRig, client: Client) -> None:
+    async def second(system: SystemRig, client: AsyncClient) -> None:
         before, disk = size(), system.gateway.services.store.disk
         held = disk.held("default")
         assert await refusal(client.run("hello")) == (500, "damaged")
-        await client.upload(guests.HELLO_WASM, "hello")
+        await client.programs.upload(guests.HELLO_WASM, "hello")
         assert disk.held("default") - held == size() - before
         assert (size() > before) == cut
         assert (await client.run("hello"))["status"] == "exited"

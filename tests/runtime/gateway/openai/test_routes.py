@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.api.routes import ROUTES
 from symphony_runtime.gateway.openai.errors import OUR_PARTS, UNSERVED
 
@@ -25,7 +25,9 @@ def error_of(answer: Answer) -> dict[str, Any]:
 
 
 @run_by(with_system, "tmp_path", tenant_runs_live_max=0)
-async def test_completion_over_quota_is_429_with_retry_after(system: SystemRig, _: Client) -> None:
+async def test_completion_over_quota_is_429_with_retry_after(
+    system: SystemRig, _: AsyncClient
+) -> None:
     answer = await system.ask("POST", "/v1/completions", json=body_for(system))
     assert answer.status == 429
     assert int(answer.headers["Retry-After"]) >= 1
@@ -34,7 +36,7 @@ async def test_completion_over_quota_is_429_with_retry_after(system: SystemRig, 
 
 
 @run_by(with_system, "tmp_path", kernel_wait_seconds=0.1)
-async def test_completion_without_a_kernel_is_503(system: SystemRig, _: Client) -> None:
+async def test_completion_without_a_kernel_is_503(system: SystemRig, _: AsyncClient) -> None:
     body = body_for(system)
     await system.stop_kernel()
     await asyncio.sleep(0.05)
@@ -58,7 +60,7 @@ async def test_completion_without_a_kernel_is_503(system: SystemRig, _: Client) 
 )
 @run_by(with_system, "tmp_path")
 async def test_error_before_a_program_runs_has_openais_shape(
-    system: SystemRig, _: Client, *, method: str, path: str, data: bytes | None, status: int
+    system: SystemRig, _: AsyncClient, *, method: str, path: str, data: bytes | None, status: int
 ) -> None:
     answer = await system.ask(method, path, data=data)
     assert answer.status == status
@@ -66,7 +68,9 @@ async def test_error_before_a_program_runs_has_openais_shape(
 
 
 @run_by(with_system, "tmp_path")
-async def test_model_without_tokenizer_or_template_says_so(system: SystemRig, _: Client) -> None:
+async def test_model_without_tokenizer_or_template_says_so(
+    system: SystemRig, _: AsyncClient
+) -> None:
     body = body_for(system, prompt="text")
     chat = {"model": body["model"], "messages": [{"role": "user", "content": "hi"}]}
     for path, asked, code in (
@@ -95,7 +99,7 @@ async def test_model_without_tokenizer_or_template_says_so(system: SystemRig, _:
 )  # fmt: skip
 @run_by(with_system, "tmp_path")
 async def test_route_that_is_not_served_is_an_error_in_openais_shape(
-    system: SystemRig, _: Client, *, method: str, path: str, words: str
+    system: SystemRig, _: AsyncClient, *, method: str, path: str, words: str
 ) -> None:
     answer = await system.ask(method, path)
     assert (answer.status, answer.headers["Content-Type"]) == (404, "application/json")

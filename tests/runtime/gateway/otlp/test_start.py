@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.config import ConfigError
 from symphony_runtime.gateway.otlp.start import open_tracing
 
@@ -29,13 +29,13 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @run_by(with_system, "tmp_path")
-async def test_tracing_is_off_by_default(system: SystemRig, _: Client) -> None:
+async def test_tracing_is_off_by_default(system: SystemRig, _: AsyncClient) -> None:
     assert system.gateway.services.runs.tracing is None
 
 
 @run_by(with_system, "tmp_path")
 async def test_option_without_the_packages_is_refused_in_words(
-    system: SystemRig, _: Client, *, without_packages: None
+    system: SystemRig, _: AsyncClient, *, without_packages: None
 ) -> None:
     config = replace(system.config, otlp="http://127.0.0.1:4318")
     with pytest.raises(ConfigError, match=r"pip install 'symphony-lip\[otlp\]'"):

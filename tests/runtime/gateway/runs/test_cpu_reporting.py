@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import TENANT_PASS_SECONDS
 from symphony_runtime.gateway.links.links import KernelLink, Worker
 from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
@@ -237,6 +238,28 @@ async def test_request_that_fails_or_is_cancelled_is_charged() -> None:
     while not {"fails", "waits"} <= kernel.spent.keys():
         costs.charge("end", 1e-5)
     assert min(kernel.spent["fails"], kernel.spent["waits"]) >= 1e6 * SPIN_SECONDS
+
+
+async def test_flood_of_slices_lets_others_requests_pass() -> None:
+    costs, _, _ = make(1)
+    done: list[str] = []
+
+    async def request(tenant: str, slices: int) -> None:
+        for _ in range(slices):
+            spin(TENANT_PASS_SECONDS / 2)
+            done.append(tenant)
+            await asyncio.sleep(0)
+
+    async def charged(tenant: str, slices: int) -> None:
+        await costs.charge_awaitable(tenant, request(tenant, slices))
+
+    flood = [asyncio.create_task(charged("flood", 4)) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert done.count("flood") <= 4, "in the first pass"
+    await asyncio.create_task(charged("other", 5))
+    assert done.count("flood") <= 4 * 8, "in the passes of the other's five slices"
+    await asyncio.gather(*flood)
+    assert done.count("flood") == 200
 
 
 async def test_request_of_a_throttled_tenant_begins_later() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.config.limits import parse_limits
 from symphony_runtime.gateway.runs.rate_stalls import LIMIT
 
@@ -26,60 +26,62 @@ def with_slow_steps(tmp_path: Path, scenario: Scenario) -> None:
     with_any_system(tmp_path, scenario, step_ms=100)  # 127 tokens take 12 s
 
 
-async def waits_no_more(client: Client, run: str) -> bool:
+async def waits_no_more(client: AsyncClient, run: str) -> bool:
     """Return whether a run shows no limit any longer; it has not ended."""
-    found = await client.result(run)
+    found = await client.runs.get(run)
     assert found["status"] == "running"
     return found["waits_for"] is None
 
 
-async def waits_for(client: Client, run: str) -> str | None:
-    found: str | None = (await client.result(run))["waits_for"]
+async def waits_for(client: AsyncClient, run: str) -> str | None:
+    found: str | None = (await client.runs.get(run))["waits_for"]
     return found
 
 
-async def notices(client: Client, run: str) -> list[str]:
-    events = [event async for event in client.events(run, follow=False)]
+async def notices(client: AsyncClient, run: str) -> list[str]:
+    events = [event async for event in client.runs.events(run, follow=False)]
     return [e.data["text"] for e in events if e.kind == "log" and e.data.get("by") == "server"]
 
 
 @run_by(with_system, "tmp_path", tokens_per_minute=30)
-async def test_run_over_the_rate_says_what_it_waits_for(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.DECODE_WASM, "decode")
+async def test_run_over_the_rate_says_what_it_waits_for(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.DECODE_WASM, "decode")
     run = await client.start("decode", "\x7f")  # 127 tokens
     await wait_until(lambda: waits_for(client, run), SECONDS_MAX)
     assert await waits_for(client, run) == LIMIT
-    assert [each["waits_for"] for each in await client.live_runs()] == [LIMIT]
+    assert [each["waits_for"] for each in await client.runs.live()] == [LIMIT]
     await asyncio.sleep(2.5)  # more looks
     words = "it waits for its tenant's limit tokens_per_minute: 30 tokens a minute are computed"
     assert await notices(client, run) == [words]
     series = await scrape(system.url, system.admin_key)
     assert value(series, "runs_held_up", tenant="default") == 1
-    assert (await client.cancel(run))["waits_for"] is None
+    assert (await client.runs.cancel(run))["waits_for"] is None
     assert await waits_for(client, run) is None
 
 
 @run_by(with_slow_steps, "tmp_path")
 async def test_run_waits_no_more_once_its_tenant_has_no_rate(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(guests.DECODE_WASM, "decode")
-    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.programs.upload(guests.DECODE_WASM, "decode")
+    await client.programs.upload(guests.PARROT_WASM, "parrot")
     idle = await client.start("parrot")
     async with system.admin() as admin:
-        await admin.change_tenant("default", quotas={"tokens_per_minute": 30})
+        await admin.admin.change_tenant("default", quotas={"tokens_per_minute": 30})
         run = await client.start("decode", "\x7f")
         await wait_until(lambda: waits_for(client, run), SECONDS_MAX)
         assert (await waits_for(client, idle), await notices(client, idle)) == (None, [])
-        await admin.change_tenant("default", quotas={"tokens_per_minute": None})
+        await admin.admin.change_tenant("default", quotas={"tokens_per_minute": None})
     await wait_until(lambda: waits_no_more(client, run), SECONDS_MAX)
     for each in (run, idle):
-        await client.cancel(each)
+        await client.runs.cancel(each)
 
 
 @run_by(with_system, "tmp_path")
 async def test_run_without_a_rate_asks_the_kernel_nothing(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
     asked: list[str] = []
     kernel = system.gateway.services.runs.kernel
@@ -90,9 +92,9 @@ async def test_run_without_a_rate_asks_the_kernel_nothing(
         return await ask(what, **args)
 
     kernel.ask = counted  # type: ignore[method-assign]
-    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.programs.upload(guests.PARROT_WASM, "parrot")
     run = await client.start("parrot")
     await asyncio.sleep(2.5)
     assert "held_runs" not in asked
     assert await waits_for(client, run) is None
-    await client.cancel(run)
+    await client.runs.cancel(run)

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.protocol.limits import TENANT_BODY_BYTES_MAX
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.runs import retention as module
 
 from tests.e2e import programs as guests
@@ -29,8 +29,8 @@ async def wait_for_kept(system: SystemRig, runs: int) -> dict[str, int]:
     return counted()
 
 
-async def listed(client: Client) -> list[str]:
-    return [run["id"] async for run in client.runs()]
+async def listed(client: AsyncClient) -> list[str]:
+    return [run["id"] async for run in client.runs.list()]
 
 
 async def rows(system: SystemRig, table: str) -> int:
@@ -38,24 +38,24 @@ async def rows(system: SystemRig, table: str) -> int:
 
 
 @run_by(with_system, "tmp_path", tenant_runs_kept_max=3)
-async def test_newest_runs_and_live_ones_are_kept(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
-    await client.upload(TALK, "talk")
+async def test_newest_runs_and_live_ones_are_kept(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(TALK, "talk")
     live = await client.start("hang")
     ended = [(await client.run("talk", "1"))["id"] for _ in range(8)]
     counted = await wait_for_kept(system, 3)
     assert counted["deleted_runs"] == 5
     assert await listed(client) == [*reversed(ended[-3:]), live]
-    assert (await refused(client.result(ended[0]))).status == 404
-    assert (await client.result(ended[-1]))["status"] == "exited"
+    assert (await refused(client.runs.get(ended[0]))).status == 404
+    assert (await client.runs.get(ended[-1]))["status"] == "exited"
     assert await rows(system, "runs") == 4
     assert await rows(system, "run_events") == 3
-    await client.cancel(live)
+    await client.runs.cancel(live)
 
 
 @run_by(with_system, "tmp_path", tenant_kept_bytes_max=20 << 10)
-async def test_newest_bytes_of_runs_are_kept(system: SystemRig, client: Client) -> None:
-    await client.upload(TALK, "talk")
+async def test_newest_bytes_of_runs_are_kept(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(TALK, "talk")
     for size in ("9", "9", "9", "1"):
         await client.run("talk", size)
     counted = await wait_for_kept(system, 2)
@@ -66,10 +66,10 @@ async def test_newest_bytes_of_runs_are_kept(system: SystemRig, client: Client) 
 def test_run_past_its_time_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AGE_SECONDS", 0.05)
 
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(TALK, "talk")
+    async def scenario(system: SystemRig, client: AsyncClient) -> None:
+        await client.programs.upload(TALK, "talk")
         run = (await client.run("talk", "1"))["id"]
-        assert (await client.result(run))["status"] == "exited"
+        assert (await client.runs.get(run))["status"] == "exited"
         await wait_for_kept(system, 0)
         assert await listed(client) == []
         assert await rows(system, "run_events") == 0
@@ -80,13 +80,13 @@ def test_run_past_its_time_is_deleted(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_runs_of_an_earlier_start_count_as_kept(tmp_path: Path) -> None:
     kept: list[dict[str, int]] = []
 
-    async def before(system: SystemRig, client: Client) -> None:
-        await client.upload(TALK, "talk")
+    async def before(system: SystemRig, client: AsyncClient) -> None:
+        await client.programs.upload(TALK, "talk")
         for _ in range(5):
             await client.run("talk", "2")
         kept.append(await wait_for_kept(system, 5))
 
-    async def after(system: SystemRig, client: Client) -> None:
+    async def after(system: SystemRig, client: AsyncClient) -> None:
         assert (await wait_for_kept(system, 2))["deleted_runs"] == 3
 
     with_system(tmp_path, before)
@@ -95,13 +95,13 @@ def test_runs_of_an_earlier_start_count_as_kept(tmp_path: Path) -> None:
 
 
 @run_by(with_system, "tmp_path")
-async def test_run_is_deleted_only_after_its_end(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_run_is_deleted_only_after_its_end(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HANG_WASM, "hang")
     run = await client.start("hang")
-    assert (await refused(client.delete_run(run))).status == 409
-    await client.cancel(run)
-    await client.delete_run(run)
-    for action in (client.delete_run, client.result, client.cancel):
+    assert (await refused(client.runs.delete(run))).status == 409
+    await client.runs.cancel(run)
+    await client.runs.delete(run)
+    for action in (client.runs.delete, client.runs.get, client.runs.cancel):
         assert (await refused(action(run))).status == 404
     assert await listed(client) == []
     counted = await wait_for_kept(system, 0)
@@ -110,11 +110,11 @@ async def test_run_is_deleted_only_after_its_end(system: SystemRig, client: Clie
 
 @run_by(with_system, "tmp_path")
 async def test_request_bodies_of_a_tenant_are_bounded(
-    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert TENANT_BODY_BYTES_MAX > 1 << 20
     monkeypatch.setattr("symphony_runtime.gateway.http.context.TENANT_BODY_BYTES_MAX", 100_000)
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     bodies, go = system.gateway.services.bodies, asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -135,6 +135,6 @@ async def test_request_bodies_of_a_tenant_are_bounded(
     runs = system.gateway.services.runs
     await wait_until(lambda: sum(run.started for run in runs.runs_of("default")) == 2)
     assert bodies.statistics() == {"body_bytes": 0}
-    for run in await client.live_runs():
-        await client.cancel(run["id"])
+    for run in await client.runs.live():
+        await client.runs.cancel(run["id"])
     await held

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from symphony import AsyncClient, Event, message_bytes
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import (
     CREDIT_BYTES_MIN,
@@ -19,7 +20,6 @@ from symphony_kernel.protocol.limits import (
     RUN_OUTPUT_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import SocketLink, connect_unix
-from symphony_runtime.client import Client, Event, message_bytes
 from symphony_runtime.gateway.http.context import to_json
 from symphony_runtime.gateway.links.links import LoadedModules
 from symphony_runtime.gateway.runs.events.inbox import Inbox
@@ -30,13 +30,14 @@ from tests.e2e import programs as guests
 from tests.support.garbage import left_to_collector
 from tests.support.gateway.system import WORKER_SECRET, SystemRig, refused, with_system
 from tests.support.run_by import run_by
+from tests.support.usage import used
 from tests.support.worker.guests import call, data, drop, main, say
 from tests.support.worker.snippets import child
 
 
-async def hang(client: Client, given: str = "", **options: Any) -> str:
+async def hang(client: AsyncClient, given: str = "", **options: Any) -> str:
     """Start a run that sleeps for a day."""
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     return await client.start("hang", given, **options)
 
 
@@ -45,7 +46,9 @@ async def final(events: AsyncIterator[Event]) -> dict[str, Any]:
 
 
 @run_by(with_system, "tmp_path")
-async def test_priority_of_a_run_is_its_kernel_weight(system: SystemRig, client: Client) -> None:
+async def test_priority_of_a_run_is_its_kernel_weight(
+    system: SystemRig, client: AsyncClient
+) -> None:
     for priority in (0, 4, 7):
         await hang(client, priority=priority)
     await hang(client)
@@ -68,16 +71,16 @@ def test_loaded_modules_past_their_bytes_are_evicted_unless_in_use() -> None:
 
 
 @run_by(with_system, "tmp_path")
-async def test_evicted_program_is_loaded_again(system: SystemRig, client: Client) -> None:
+async def test_evicted_program_is_loaded_again(system: SystemRig, client: AsyncClient) -> None:
     worker = system.gateway.services.runs.workers.workers["worker-0"]
     worker.modules = LoadedModules(bytes_max=1)  # unused modules are evicted at once
     held = await hang(client)
     for code in (1, 2, 1, 2):
-        program = await client.upload(guests.wasm(main(f"(i32.const {code})")))
+        program = await client.programs.upload(guests.wasm(main(f"(i32.const {code})")))
         for _ in range(2):
             assert (await client.run(program["id"]))["exit_code"] == code
     assert len(system.worker._programs) <= 2, "the one that runs and the last"
-    assert (await client.cancel(held))["status"] == "killed"
+    assert (await client.runs.cancel(held))["status"] == "killed"
 
 
 # --- Refusals ------------------------------------------------------------------------------------
@@ -88,20 +91,22 @@ async def test_evicted_program_is_loaded_again(system: SystemRig, client: Client
 def test_run_past_the_number_of_live_runs_is_refused(
     tmp_path: Path, limits: dict[str, int], most: int, status: int
 ) -> None:
-    async def scenario(_: SystemRig, client: Client) -> None:
+    async def scenario(_: SystemRig, client: AsyncClient) -> None:
         runs = [await hang(client) for _number in range(most)]
         for _again in range(2):
             error = await refused(hang(client))
             assert (error.status, error.retry_after) == (status, 1)
-        await client.cancel(runs[0])
+        await client.runs.cancel(runs[0])
         await hang(client)
 
     with_system(tmp_path, scenario, **limits)
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_run_without_a_worker_or_a_kernel_is_503(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_run_without_a_worker_or_a_kernel_is_503(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     for step in ("no worker", "no kernel"):
         error = await refused(client.run("hello"))
         assert error.status == 503, step
@@ -114,8 +119,10 @@ async def test_run_without_a_worker_or_a_kernel_is_503(system: SystemRig, client
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_worker_unknown_to_the_kernel_is_not_ready(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_worker_unknown_to_the_kernel_is_not_ready(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     async with visitor(system) as worker:
         worker.say(hello())
         await asyncio.sleep(0.05)
@@ -125,8 +132,10 @@ async def test_worker_unknown_to_the_kernel_is_not_ready(system: SystemRig, clie
 
 
 @run_by(with_system, "tmp_path")
-async def test_run_with_a_wrong_entry_or_option_is_refused(_: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_run_with_a_wrong_entry_or_option_is_refused(
+    _: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     for wrong in ({"entry": "main"}, {"limits": {"wall_ms": 10**12}}, {"nonsense": 1}):
         assert (await refused(client.run("hello", **wrong))).status == 400
     assert (await client.run("hello", entry="lip_main"))["entry"] == "lip_main"
@@ -134,28 +143,30 @@ async def test_run_with_a_wrong_entry_or_option_is_refused(_: SystemRig, client:
 
 # --- Messages ------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_inbox_that_no_program_reads_fills_up(_: SystemRig, client: Client) -> None:
+async def test_inbox_that_no_program_reads_fills_up(_: SystemRig, client: AsyncClient) -> None:
     run = await hang(client)
     big = bytes(MESSAGE_BYTES_MAX)
     for _number in range(RUN_INBOX_BYTES_MAX // MESSAGE_BYTES_MAX):
-        await client.send(run, big)
-    error = await refused(client.send(run, b"x"))
+        await client.runs.send(run, big)
+    error = await refused(client.runs.send(run, b"x"))
     assert (error.status, error.retry_after) == (429, 1)
-    assert (await refused(client.send(run, big + b"x"))).status == 413
+    assert (await refused(client.runs.send(run, big + b"x"))).status == 413
     # A program that does read is never refused.
-    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.programs.upload(guests.PARROT_WASM, "parrot")
     parrot = await client.start("parrot")
     for _number in range(12):
-        await client.send(parrot, bytes(50_000))
+        await client.runs.send(parrot, bytes(50_000))
         await asyncio.sleep(0.01)
-    await client.send(parrot, b"last", close=True)
-    assert (await final(client.events(parrot)))["status"] == "exited"
-    assert (await client.result(parrot))["messages"][-1] == "last"
+    await client.runs.send(parrot, b"last", close=True)
+    assert (await final(client.runs.events(parrot)))["status"] == "exited"
+    assert (await client.runs.get(parrot))["messages"][-1] == "last"
 
 
 @run_by(with_system, "tmp_path")
-async def test_unread_events_stop_their_own_run_only(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.CHATTY_WASM, "chatty")
+async def test_unread_events_stop_their_own_run_only(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.CHATTY_WASM, "chatty")
     run = await client.start("chatty")
     reader, writer = await asyncio.open_connection("127.0.0.1", system.gateway.port, limit=1024)
     request = f"GET /v1/runs/{run}/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
@@ -163,20 +174,20 @@ async def test_unread_events_stop_their_own_run_only(system: SystemRig, client: 
     await reader.readline()
     other = await client.run("chatty")
     assert other["status"] == "exited"
-    live = await client.result(run)
+    live = await client.runs.get(run)
     if live["status"] == "running":  # or it ended before the reader came
         before, now = -1, len(live["messages"])
         while before < now:  # it comes to a stop, and not to its end
             await asyncio.sleep(0.2)
-            before, now = now, len((await client.result(run))["messages"])
+            before, now = now, len((await client.runs.get(run))["messages"])
         assert now < 200
     writer.close()
-    assert (await final(client.events(run)))["status"] == "exited"
+    assert (await final(client.runs.events(run)))["status"] == "exited"
 
 
 @run_by(with_system, "tmp_path")
-async def test_body_that_is_no_json_is_refused(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_body_that_is_no_json_is_refused(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     path = "/v1/programs/hello/runs"
     for body in (b"{", b'{"input": NaN}', b"\xff", b"[" * 100_000, b'"text"'):
         answer = await system.ask("POST", path, data=body)
@@ -186,16 +197,18 @@ async def test_body_that_is_no_json_is_refused(system: SystemRig, client: Client
 
 
 @run_by(with_system, "tmp_path")
-async def test_events_without_following_are_those_so_far(_: SystemRig, client: Client) -> None:
+async def test_events_without_following_are_those_so_far(_: SystemRig, client: AsyncClient) -> None:
     run = await hang(client)
-    events = [event async for event in client.events(run, follow=False)]
+    events = [event async for event in client.runs.events(run, follow=False)]
     assert [event.data["status"] for event in events] == ["running"]
-    assert [event async for event in client.events(run, after=1, follow=False)] == []
+    assert [event async for event in client.runs.events(run, after=1, follow=False)] == []
 
 
 # --- Children and channels -----------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_children_are_started_joined_and_counted(system: SystemRig, client: Client) -> None:
+async def test_children_are_started_joined_and_counted(
+    system: SystemRig, client: AsyncClient
+) -> None:
     pred = call("pred", "(call $kv_create)", 0, 1, 0, 0, 0)
     entry = child(f"{drop('claim', pred, 4000, 8)} {drop('send', 4000, 4)} (i32.const 3)")
     options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
@@ -211,8 +224,8 @@ async def test_children_are_started_joined_and_counted(system: SystemRig, client
         f"(drop {spawns[0]}) {join} {say(spawns[1])} (drop {spawns[2]}) {join} (i32.const 0)",
         data(100, options), data(200, absent), data(300, other), entry,
     )  # fmt: skip
-    await client.upload(guests.wasm(parent), "parent")
-    await client.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.wasm(parent), "parent")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     result = await client.run("parent", entry="lip_main")
     assert result["status"] == "exited", result["reason"]
     first, errno, other_joined = map(message_bytes, result["messages"])
@@ -220,21 +233,21 @@ async def test_children_are_started_joined_and_counted(system: SystemRig, client
     assert len(msgpack.unpackb(first)["output"]) == 4
     assert struct.unpack("<i", errno) == (-2,)
     assert msgpack.unpackb(other_joined) == {"code": 0, "output": b"hello"}
-    assert result["usage"]["completion_tokens"] == 1
+    assert used(result)["completion_tokens"] == 1
     counted = system.gateway.services.runs.statistics()
     assert (counted["runs"], counted["instances"]) == (0, 0)
 
 
 @run_by(with_system, "tmp_path")
-async def test_channel_item_goes_from_run_to_run(system: SystemRig, client: Client) -> None:
+async def test_channel_item_goes_from_run_to_run(system: SystemRig, client: AsyncClient) -> None:
     received = call("claim", call("channel_recv", 0, 4), 100, 100)
     receive = main(f"{drop('send', 100, received)} (i32.const 0)", data(0, "post"))
     send = main(call("channel_send", 0, 4, 10, 6), data(0, "post"), data(10, "letter"))
-    await client.upload(guests.wasm(receive), "receive")
-    await client.upload(guests.wasm(send), "send")
+    await client.programs.upload(guests.wasm(receive), "receive")
+    await client.programs.upload(guests.wasm(send), "send")
     gone = await client.start("receive")
     await asyncio.sleep(0.02)
-    await client.cancel(gone)  # the item must not go to it
+    await client.runs.cancel(gone)  # the item must not go to it
     receiving = asyncio.create_task(client.run("receive"))
     await asyncio.sleep(0.02)
     assert (await client.run("send"))["exit_code"] == 0
@@ -244,23 +257,25 @@ async def test_channel_item_goes_from_run_to_run(system: SystemRig, client: Clie
 
 # --- Ends ----------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_run_is_cancelled_as_soon_as_it_is_started(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.SPIN_WASM, "spin")
+async def test_run_is_cancelled_as_soon_as_it_is_started(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.SPIN_WASM, "spin")
     runs = await asyncio.gather(*(client.start("spin") for _ in range(20)))
-    ended = await asyncio.gather(*(client.cancel(run) for run in runs))
+    ended = await asyncio.gather(*(client.runs.cancel(run) for run in runs))
     assert {run["status"] for run in ended} == {"killed"}
-    assert (await client.cancel(runs[0]))["reason"] == "it was cancelled"
+    assert (await client.runs.cancel(runs[0]))["reason"] == "it was cancelled"
 
 
 @run_by(with_system, "tmp_path")
-async def test_run_ends_when_its_kernel_dies(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_run_ends_when_its_kernel_dies(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     run = await hang(client)
     await system.stop_kernel()
     await asyncio.sleep(0.05)
-    assert (await client.result(run))["status"] == "running", "the kernel may come back"
+    assert (await client.runs.get(run))["status"] == "running", "the kernel may come back"
     await system.start_kernel()
-    assert (await final(client.events(run)))["reason"] == "the kernel died"
+    assert (await final(client.runs.events(run)))["reason"] == "the kernel died"
     await system.link_worker_to_kernel()
     await system.wait_until_ready()
     assert (await client.run("hello"))["status"] == "exited"
@@ -268,14 +283,14 @@ async def test_run_ends_when_its_kernel_dies(system: SystemRig, client: Client) 
 
 @run_by(with_system, "tmp_path")
 async def test_run_whose_result_cannot_be_stored_has_failed(
-    system: SystemRig, client: Client, *, caplog: pytest.LogCaptureFixture
+    system: SystemRig, client: AsyncClient, *, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.programs.upload(guests.PARROT_WASM, "parrot")
     run = await client.start("parrot")
     sql = "ALTER TABLE run_events RENAME TO elsewhere"
     await system.gateway.services.store.write(lambda c: c.execute(sql) and None)
-    await client.send(run, b"", close=True)
-    last = await final(client.events(run))
+    await client.runs.send(run, b"", close=True)
+    last = await final(client.runs.events(run))
     assert (last["status"], last["reason"]) == ("failed", "its result could not be stored")
     assert "no such table" in caplog.text
 
@@ -345,9 +360,9 @@ async def start_of(worker: Visitor) -> m.Start:
 )  # fmt: skip
 @run_by(with_system, "tmp_path")
 async def test_process_without_the_secret_is_not_let_in(
-    system: SystemRig, client: Client, *, first: m.Message
+    system: SystemRig, client: AsyncClient, *, first: m.Message
 ) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     async with visitor(system) as stranger:
         stranger.say(first)
         assert await stranger.next() is None
@@ -364,7 +379,7 @@ async def test_process_without_the_secret_is_not_let_in(
 )  # fmt: skip
 @run_by(with_system, "tmp_path", worker=False)
 async def test_worker_that_breaks_the_protocol_is_cut_off(
-    system: SystemRig, _: Client, *, lie: m.Message
+    system: SystemRig, _: AsyncClient, *, lie: m.Message
 ) -> None:
     async with visitor(system) as worker:
         worker.say(hello())
@@ -375,7 +390,7 @@ async def test_worker_that_breaks_the_protocol_is_cut_off(
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_worker_speaks_for_its_own_runs_only(system: SystemRig, client: Client) -> None:
+async def test_worker_speaks_for_its_own_runs_only(system: SystemRig, client: AsyncClient) -> None:
     """Its messages about others' runs, or about ended ones, change nothing."""
     async with only_worker(system) as worker:
         run = await hang(client)
@@ -405,68 +420,72 @@ async def test_worker_speaks_for_its_own_runs_only(system: SystemRig, client: Cl
             assert message.taken >= CREDIT_BYTES_MIN, "not for each small message"
         worker.say(m.Ended(start.instance, "killed", 1, message.reason, usage))
         worker.say(m.Ended(start.instance, "exited", 0, "", usage))
-        last = await final(client.events(run))
+        last = await final(client.runs.events(run))
         assert last["status"] == "killed"
         assert "bytes" in last["reason"]
-        result = await client.result(run)
+        result = await client.runs.get(run)
         assert result["messages"][0] == "mine"
         assert json.dumps(result).count("not mine") == 0
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_worker_that_does_not_read_is_cut_off(system: SystemRig, client: Client) -> None:
+async def test_worker_that_does_not_read_is_cut_off(system: SystemRig, client: AsyncClient) -> None:
     """Unread bytes in its link must not keep the link, and its runs, alive."""
     async with only_worker(system) as worker:
         assert worker.link._transport is not None
         worker.link._transport.pause_reading()
         run = await hang(client, "x" * (3 << 20))
         worker.say(m.Kill(1, "a worker does not send this"))
-        last = await asyncio.wait_for(final(client.events(run)), 5)
+        last = await asyncio.wait_for(final(client.runs.events(run)), 5)
         assert last["reason"] == "the worker that ran it died"
         assert system.gateway.services.runs.workers.workers == {}
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_empty_log_lines_count_towards_their_limit(system: SystemRig, client: Client) -> None:
+async def test_empty_log_lines_count_towards_their_limit(
+    system: SystemRig, client: AsyncClient
+) -> None:
     async with only_worker(system) as worker:
         run = await hang(client)
         instance = (await start_of(worker)).instance
         worker.say(m.Logs([[instance, 1, b""]] * 100_000))
         worker.say(m.Ended(instance, "exited", 0, "", {}))
-        kinds = [event.kind async for event in client.events(run)]
+        kinds = [event.kind async for event in client.runs.events(run)]
         assert 0 < kinds.count("log") <= RUN_LOG_BYTES_MAX // 16 + 3
 
 
 @run_by(with_system, "tmp_path", worker=False)
-async def test_long_log_line_becomes_several_events(system: SystemRig, client: Client) -> None:
+async def test_long_log_line_becomes_several_events(system: SystemRig, client: AsyncClient) -> None:
     async with only_worker(system) as worker:
         run = await hang(client)
         instance = (await start_of(worker)).instance
         line = "\x01" * 200_000 + "\u20ac" * 10_000
         worker.say(m.Logs([[instance, 2, line.encode()]]))
         worker.say(m.Ended(instance, "exited", 0, "", {}))
-        logs = [event.data async for event in client.events(run) if event.kind == "log"]
+        logs = [event.data async for event in client.runs.events(run) if event.kind == "log"]
         assert "".join(log["text"] for log in logs) == line
         assert {log["level"] for log in logs} == {2}
         assert max(len(to_json(log)) for log in logs) < PART_BYTES + 100
 
 
 @run_by(with_system, "tmp_path")
-async def test_worker_that_connects_again_ends_its_runs(system: SystemRig, client: Client) -> None:
+async def test_worker_that_connects_again_ends_its_runs(
+    system: SystemRig, client: AsyncClient
+) -> None:
     run = await hang(client)
     async with visitor(system) as again:
         again.say(hello())
         assert isinstance(await again.next(), m.Welcome)
-        assert (await final(client.events(run)))["reason"] == "the worker that ran it died"
+        assert (await final(client.runs.events(run)))["reason"] == "the worker that ran it died"
 
 
 # --- Memory --------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_ended_runs_leave_no_garbage(system: SystemRig, client: Client) -> None:
+async def test_ended_runs_leave_no_garbage(system: SystemRig, client: AsyncClient) -> None:
     """With cycles in them, ended runs and their messages would stay for thousands of others."""
-    await client.upload(guests.SPEAKER_WASM, "speaker")
-    await client.upload(guests.PARROT_WASM, "parrot")
-    await client.upload(guests.TRAP_WASM, "trap")
+    await client.programs.upload(guests.SPEAKER_WASM, "speaker")
+    await client.programs.upload(guests.PARROT_WASM, "parrot")
+    await client.programs.upload(guests.TRAP_WASM, "trap")
     await run_all_kinds(system, client)
     with left_to_collector("symphony_runtime.gateway") as left:
         for _ in range(2):
@@ -474,15 +493,15 @@ async def test_ended_runs_leave_no_garbage(system: SystemRig, client: Client) ->
     assert left == set()
 
 
-async def run_all_kinds(system: SystemRig, client: Client) -> None:
+async def run_all_kinds(system: SystemRig, client: AsyncClient) -> None:
     """Have runs that are kept, read, talked to, trapped and cancelled, and one that is not kept."""
     await client.run("speaker")
     assert [event async for event in client.stream("speaker")]
     talked = await client.start("parrot")
-    await client.send(talked, b"one", close=True)
-    assert (await final(client.events(talked)))["status"] == "exited"
+    await client.runs.send(talked, b"one", close=True)
+    assert (await final(client.runs.events(talked)))["status"] == "exited"
     assert (await client.run("trap"))["status"] == "trapped"
-    assert (await client.cancel(await hang(client)))["status"] == "killed"
+    assert (await client.runs.cancel(await hang(client)))["status"] == "killed"
     services, inbox = system.gateway.services, Inbox()
     program = await services.programs.get("default", "speaker")
     passing = await services.runs.start(program, RunRequest(), listener=inbox)

@@ -6,12 +6,16 @@ import math
 import struct
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
+from symphony import AsyncClient
+from symphony.client.runs import RunOptions
+from symphony.client.views import Trace
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import (
     TENANT_TRACED_RUNS_MAX,
@@ -19,7 +23,6 @@ from symphony_kernel.protocol.limits import (
     TRACE_EVENTS_MAX,
     TRACE_PRED_TOKENS_MAX,
 )
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.runs.tracing.events import trace_events
 
@@ -34,6 +37,7 @@ from tests.e2e.programs import (
 from tests.support.gateway.stores import count_rows, make_record
 from tests.support.gateway.system import SystemRig, refused, with_system
 from tests.support.run_by import run_by
+from tests.support.usage import used
 from tests.support.worker.guests import call, data, drop, main, times
 from tests.support.worker.snippets import child
 
@@ -53,7 +57,7 @@ BRANCHES = wasm(
 )
 
 
-def checked(trace: dict[str, Any]) -> list[Span]:
+def checked(trace: Mapping[str, Any]) -> list[Span]:
     """Check that a trace has the format that viewers want; return its spans."""
     json.dumps(trace, allow_nan=False)
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
@@ -102,18 +106,18 @@ def of(spans: list[Span], pid: int, **what: Any) -> list[Span]:
 
 
 @run_by(with_system, "tmp_path")
-async def test_trace_has_calls_waits_and_steps(system: SystemRig, client: Client) -> None:
-    await client.upload(BRANCHES, "branches")
+async def test_trace_has_calls_waits_and_steps(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(BRANCHES, "branches")
     run = await client.run("branches", trace=True)
     assert run["status"] == "exited", run
-    trace = await client.trace(run["id"])
+    trace = await client.runs.trace(run["id"])
     assert trace["otherData"] == {
         "run": run["id"], "program": "branches", "status": "exited", "lost_events": 0,
     }  # fmt: skip
     spans = checked(trace)
     (program,) = of(spans, WORKER, cat="instance")
     calls = [s for s in of(spans, WORKER) if s is not program]
-    assert len(calls) == run["usage"]["syscalls"]
+    assert len(calls) == used(run)["syscalls"]
     assert all(within(each, program) for each in calls)
     assert program["args"] == {"result": 0}
     (failed,) = of(calls, WORKER, name="kv_len")
@@ -147,15 +151,15 @@ async def test_trace_has_calls_waits_and_steps(system: SystemRig, client: Client
 
 
 @run_by(with_system, "tmp_path")
-async def test_trace_of_a_child_has_its_own_track(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_child_has_its_own_track(system: SystemRig, client: AsyncClient) -> None:
     options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
     spawned, joined = call("spawn", 500, len(options)), call("join", 1)
     parent = f"{call('await', spawned)} {call('await', joined)} (i32.const 0)"
     pred = call("pred", "(call $kv_create)", 0, 1, 0, 0, 0)
     entry = child(f"{call('await', pred)} (i32.const 3)")
-    await client.upload(wasm(main(parent, entry, data(500, options))), "family")
+    await client.programs.upload(wasm(main(parent, entry, data(500, options))), "family")
     run = await client.run("family", trace=True, entry="lip_main")
-    spans = checked(await client.trace(run["id"]))
+    spans = checked(await client.runs.trace(run["id"]))
     (own,) = of(spans, WORKER, name="program")
     (other,) = of(spans, WORKER, name="child")
     assert own["tid"] != other["tid"]
@@ -170,7 +174,7 @@ async def test_trace_of_a_child_has_its_own_track(system: SystemRig, client: Cli
 
 
 @run_by(with_system, "tmp_path")
-async def test_trace_of_a_generation_has_each_step(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_generation_has_each_step(system: SystemRig, client: AsyncClient) -> None:
     options = msgpack.packb({"max": 5, "ahead": 2})
     body = f"""
         (local.set $t {call("generate", "(call $kv_create)", 0, 3, 500, len(options))})
@@ -178,10 +182,10 @@ async def test_trace_of_a_generation_has_each_step(system: SystemRig, client: Cl
           (i32.gt_s {call("claim", "(local.get $t)", 1000, 8)} (i32.const 0))))
         (i32.const 0)"""
     program = main(body, data(500, options), locals_="(local $t i32)")
-    await client.upload(wasm(program), "generating")
+    await client.programs.upload(wasm(program), "generating")
     run = await client.run("generating", trace=True)
-    assert run["usage"]["completion_tokens"] == 5
-    spans = checked(await client.trace(run["id"]))
+    assert used(run)["completion_tokens"] == 5
+    spans = checked(await client.runs.trace(run["id"]))
     (generate,) = of(spans, WORKER, name="generate")
     steps = of(spans, KERNEL, cat="pred")
     assert [(step["name"], step["args"]["tokens"]) for step in steps] == [
@@ -192,29 +196,30 @@ async def test_trace_of_a_generation_has_each_step(system: SystemRig, client: Cl
 
 
 def test_trace_is_kept_as_long_as_its_run(tmp_path: Path) -> None:
-    async def first(system: SystemRig, client: Client) -> None:
-        await client.upload(HELLO_WASM, "hello")
+    async def first(system: SystemRig, client: AsyncClient) -> None:
+        await client.programs.upload(HELLO_WASM, "hello")
         runs.append((await client.run("hello", trace=True))["id"])
-        traces.append(await client.trace(runs[0]))
+        traces.append(await client.runs.trace(runs[0]))
 
-    async def later(system: SystemRig, client: Client) -> None:
-        assert await client.trace(runs[0]) == traces[0]
-        await client.delete_run(runs[0])
-        assert (await refused(client.trace(runs[0]))).status == 404
+    async def later(system: SystemRig, client: AsyncClient) -> None:
+        assert await client.runs.trace(runs[0]) == traces[0]
+        await client.runs.delete(runs[0])
+        assert (await refused(client.runs.trace(runs[0]))).status == 404
         assert await count_rows(system.gateway.services.store, "run_traces") == 0
 
     runs: list[str] = []
-    traces: list[dict[str, Any]] = []
+    traces: list[Trace] = []
     with_system(tmp_path, first)
     with_system(tmp_path, later)
 
 
 @run_by(with_system, "tmp_path")
-async def test_run_without_the_option_is_not_traced(system: SystemRig, client: Client) -> None:
-    await client.upload(HELLO_WASM, "hello")
-    for options in ({}, {"trace": False}):
+async def test_run_without_the_option_is_not_traced(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(HELLO_WASM, "hello")
+    without: tuple[RunOptions, ...] = ({}, {"trace": False})
+    for options in without:
         run = await client.run("hello", **options)
-        error = await refused(client.trace(run["id"]))
+        error = await refused(client.runs.trace(run["id"]))
         assert error.status == 404
         assert "was not traced" in str(error)
     wrong: Any
@@ -223,55 +228,63 @@ async def test_run_without_the_option_is_not_traced(system: SystemRig, client: C
 
 
 @run_by(with_system, "tmp_path")
-async def test_trace_of_another_tenants_run_is_not_found(system: SystemRig, owner: Client) -> None:
-    await owner.upload(HELLO_WASM, "hello")
+async def test_trace_of_another_tenants_run_is_not_found(
+    system: SystemRig, owner: AsyncClient
+) -> None:
+    await owner.programs.upload(HELLO_WASM, "hello")
     run = (await owner.run("hello", trace=True))["id"]
-    assert (await owner.trace(run))["otherData"]["run"] == run
+    assert (await owner.runs.trace(run))["otherData"]["run"] == run
     async with system.tenant() as other:
         for client, name in ((other, run), (owner, "run_nonsense")):
-            assert (await refused(client.trace(name))).status == 404
+            assert (await refused(client.runs.trace(name))).status == 404
 
 
 @run_by(with_system, "tmp_path")
-async def test_trace_of_a_live_run_shows_its_events_so_far(_: SystemRig, client: Client) -> None:
-    await client.upload(SLEEP_AND_DECODE_WASM, "slow")
+async def test_trace_of_a_live_run_shows_its_events_so_far(
+    _: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(SLEEP_AND_DECODE_WASM, "slow")
     run = await client.start("slow", trace=True)
     async with asyncio.timeout(20):
-        live = checked(await client.trace(run))
+        live = checked(await client.runs.trace(run))
         while not of(live, GATEWAY, name="running"):
-            live = checked(await client.trace(run))
+            live = checked(await client.runs.trace(run))
     assert not of(live, WORKER, cat="instance")
-    events = [event.kind async for event in client.events(run)]
+    events = [event.kind async for event in client.runs.events(run)]
     assert events[-1] == "status"
-    ended = checked(await client.trace(run))
+    ended = checked(await client.runs.trace(run))
     assert len(of(ended, KERNEL, cat="pred")) == 4
 
 
 @run_by(with_system, "tmp_path")
-async def test_trace_of_a_trapped_or_killed_run_is_complete(_: SystemRig, client: Client) -> None:
+async def test_trace_of_a_trapped_or_killed_run_is_complete(
+    _: SystemRig, client: AsyncClient
+) -> None:
     for name, program in (("spin", SPIN_WASM), ("trap", TRAP_WASM)):
-        await client.upload(program, name)
+        await client.programs.upload(program, name)
     trapped = await client.run("trap", trace=True)
-    spans = checked(await client.trace(trapped["id"]))
+    spans = checked(await client.runs.trace(trapped["id"]))
     (instance,) = of(spans, WORKER, cat="instance")
     assert instance["args"] == {"result": 134}
     run = await client.start("spin", trace=True)
     await asyncio.sleep(0.05)
-    await client.cancel(run)
-    trace = await client.trace(run)
+    await client.runs.cancel(run)
+    trace = await client.runs.trace(run)
     assert trace["otherData"]["status"] == "killed"
     (instance,) = of(checked(trace), WORKER, cat="instance")
     assert instance["dur"] > 20_000
 
 
 @run_by(with_system, "tmp_path")
-async def test_trace_of_a_flood_of_calls_keeps_its_end(system: SystemRig, client: Client) -> None:
+async def test_trace_of_a_flood_of_calls_keeps_its_end(
+    system: SystemRig, client: AsyncClient
+) -> None:
     calls = TRACE_EVENTS_MAX + 5_000
     body = f"{times(calls, drop('clock_ms'))} {call('await', call('sleep', 1))} (i32.const 0)"
-    await client.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
+    await client.programs.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
     run = await client.run("flood", trace=True)
     assert run["status"] == "exited", run
-    trace = await client.trace(run["id"])
+    trace = await client.runs.trace(run["id"])
     shown = of(checked(trace), WORKER)
     assert len(shown) <= TRACE_EVENTS_MAX
     assert [span["name"] for span in shown[-3:]] == ["sleep", "wait", "program"]
@@ -279,12 +292,12 @@ async def test_trace_of_a_flood_of_calls_keeps_its_end(system: SystemRig, client
 
 
 @run_by(with_system, "tmp_path")
-async def test_traced_runs_of_a_tenant_have_a_number(_: SystemRig, client: Client) -> None:
-    await client.upload(HANG_WASM, "hang")
+async def test_traced_runs_of_a_tenant_have_a_number(_: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(HANG_WASM, "hang")
     runs = [await client.start("hang", trace=True) for _ in range(TENANT_TRACED_RUNS_MAX)]
     assert (await refused(client.start("hang", trace=True))).status == 429
     await client.start("hang")
-    await client.cancel(runs[0])
+    await client.runs.cancel(runs[0])
     await client.start("hang", trace=True)
 
 

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.platform.disk_space import FreeSpace
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.runs.events.stream import EventStream, insert_events
 from symphony_runtime.gateway.runs.record import Record, delete_runs
@@ -54,10 +54,10 @@ async def wait_for_room(system: SystemRig, *, room: bool) -> None:
     await wait_until(lambda: disk.low is not room)  # the disk is measured once a second
 
 
-async def upload_long_talk(system: SystemRig, client: Client, sends: int) -> None:
+async def upload_long_talk(system: SystemRig, client: AsyncClient, sends: int) -> None:
     async with system.admin() as admin:
-        await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
-    await client.upload(long_talk(sends), "long")
+        await admin.admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
+    await client.programs.upload(long_talk(sends), "long")
 
 
 async def wait_until_it_waits(journal: EventStream) -> None:
@@ -83,38 +83,38 @@ async def put_secret(system: SystemRig) -> int:
 def test_full_disk_lets_deletions_and_operators_changes_through(
     disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(system: SystemRig, client: Client) -> None:
+    async def scenario(system: SystemRig, client: AsyncClient) -> None:
         async with system.admin() as admin:
             async with system.tenant() as acme:
-                await acme.upload(TALK, "talk")
+                await acme.programs.upload(TALK, "talk")
                 for _ in range(3):
                     await acme.run("talk", "9")
-            await client.upload(TALK, "talk")
+            await client.programs.upload(TALK, "talk")
             ended = [(await client.run("talk", "4"))["id"] for _ in range(8)]
             assert await degraded(system) == []
             filler = fill(disk)
             assert free_bytes(disk) == 0
             await wait_for_room(system, room=False)
-            for refused in (client.upload(guests.HELLO_WASM), client.start("talk", "1")):
+            for refused in (client.programs.upload(guests.HELLO_WASM), client.start("talk", "1")):
                 assert await refusal(refused) == (507, "disk-full")
             assert await put_secret(system) == 507
             (words,) = await degraded(system)
             assert "MiB free" in words
             assert "symphony:disk_room_bytes" in await admin.metrics()
             # Stored results can be read. Deletions and changes that protect others are done.
-            assert len((await client.result(ended[0]))["messages"]) == 4
+            assert len((await client.runs.get(ended[0]))["messages"]) == 4
             for run in ended[1:]:
-                await client.delete_run(run)
-            new = await admin.create_key("acme", name="new")
-            await admin.revoke_key("acme", new["id"])
-            assert (await admin.change_tenant("acme", suspended=True))["suspended"]
-            await admin.delete_tenant("acme", everything=True)
-            await client.delete_program("talk")
+                await client.runs.delete(run)
+            new = await admin.admin.create_key("acme", name="new")
+            await admin.admin.revoke_key("acme", new["id"])
+            assert (await admin.admin.change_tenant("acme", suspended=True))["suspended"]
+            await admin.admin.delete_tenant("acme", everything=True)
+            await client.programs.delete("talk")
             filler.unlink()
             await wait_for_room(system, room=True)
-            await client.upload(TALK, "talk")
+            await client.programs.upload(TALK, "talk")
             assert (await client.run("talk", "2"))["status"] == "exited"
-            assert len((await client.result(ended[0]))["messages"]) == 4
+            assert len((await client.runs.get(ended[0]))["messages"]) == 4
             await wait_until(lambda: (disk / "reserve").stat().st_blocks * 512 >= RESERVE // 2)
 
     with caplog.at_level(logging.ERROR):
@@ -123,14 +123,16 @@ def test_full_disk_lets_deletions_and_operators_changes_through(
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_run_above_the_reserve_goes_on_a_full_disk(system: SystemRig, client: Client) -> None:
+async def test_run_above_the_reserve_goes_on_a_full_disk(
+    system: SystemRig, client: AsyncClient
+) -> None:
     await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
     run = await client.run("long")
     assert (run["status"], len(run["messages"])) == ("exited", MEDIUM_TALK_SENDS)
     filler = fill(system.data_dir)
     await wait_for_room(system, room=False)
-    await client.delete_run(run["id"])
-    assert [run async for run in client.runs()] == []
+    await client.runs.delete(run["id"])
+    assert [run async for run in client.runs.list()] == []
     assert await count_rows(system.gateway.services.store, "run_events") == 0
     filler.unlink()
 
@@ -141,7 +143,7 @@ def _execute(sql: str, values: tuple[int, bytes], connection: Connection) -> int
 
 @run_by(with_system, "tmp_path")
 async def test_inputs_and_children_count_to_a_step_of_deletion(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
     await upload_long_talk(system, client, 1)
     store, seqs = system.gateway.services.store, []
@@ -157,7 +159,7 @@ async def test_inputs_and_children_count_to_a_step_of_deletion(
 
 
 def test_rest_of_an_unfinished_deletion_is_hidden_and_goes_later(tmp_path: Path) -> None:
-    async def before(system: SystemRig, client: Client) -> None:
+    async def before(system: SystemRig, client: AsyncClient) -> None:
         await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
         run = (await client.run("long"))["id"]
         store = system.gateway.services.store
@@ -165,10 +167,10 @@ def test_rest_of_an_unfinished_deletion_is_hidden_and_goes_later(tmp_path: Path)
         assert isinstance(found, Record)
         seq = found.seq
         assert await store.write(lambda c: delete_runs(c, [seq])) == ([], [seq])  # one step
-        assert await refusal(client.result(run)) == (404, "not-found")
-        assert [run async for run in client.runs()] == []
+        assert await refusal(client.runs.get(run)) == (404, "not-found")
+        assert [run async for run in client.runs.list()] == []
 
-    async def after(system: SystemRig, _: Client) -> None:
+    async def after(system: SystemRig, _: AsyncClient) -> None:
         retention = system.gateway.services.retention
         await wait_until(lambda: not retention.kept_bytes("default"))
         assert await count_rows(system.gateway.services.store, "run_events") == 0
@@ -178,7 +180,9 @@ def test_rest_of_an_unfinished_deletion_is_hidden_and_goes_later(tmp_path: Path)
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_live_run_waits_while_the_disk_is_full(system: SystemRig, client: Client) -> None:
+async def test_live_run_waits_while_the_disk_is_full(
+    system: SystemRig, client: AsyncClient
+) -> None:
     await upload_long_talk(system, client, MEDIUM_TALK_SENDS)
     # As soon as it has begun to send, and long before it is done.
     run = await client.start("long")
@@ -194,52 +198,56 @@ async def test_live_run_waits_while_the_disk_is_full(system: SystemRig, client: 
     filler.unlink()
 
     async def has_ended() -> bool:
-        return (await client.result(run))["ended_ms"] is not None
+        return (await client.runs.get(run))["ended_ms"] is not None
 
     await wait_until(has_ended)
-    found = await client.result(run)
+    found = await client.runs.get(run)
     assert (found["status"], len(found["messages"])) == ("exited", MEDIUM_TALK_SENDS)
 
 
 @run_by(with_system, "tmp_path")
-async def test_tenant_over_its_disk_budget_is_refused(system: SystemRig, client: Client) -> None:
-    await client.upload(TALK, "talk")
+async def test_tenant_over_its_disk_budget_is_refused(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(TALK, "talk")
     async with system.tenant(quotas={"disk_bytes": MIB}) as acme:
-        await acme.upload(TALK, "talk")
+        await acme.programs.upload(TALK, "talk")
         assert (await acme.run("talk", "4"))["status"] == "exited"
         while (over := await acme.run("talk", "9"))["status"] == "exited":
             pass
         assert over["reason"].startswith("disk limit")
         assert over["limit"] == "disk_bytes"
-        assert await refusal(acme.kv_upload("big", b"x" * MIB)) == (429, "over-quota")
+        assert await refusal(acme.kv.upload("big", b"x" * MIB)) == (429, "over-quota")
         assert (await client.run("talk", "4"))["status"] == "exited"
-        for run in [run["id"] async for run in acme.runs()]:
-            await acme.delete_run(run)
+        for run in [run["id"] async for run in acme.runs.list()]:
+            await acme.runs.delete(run)
         assert (await acme.run("talk", "4"))["status"] == "exited"
 
 
 @run_by(with_system, "tmp_path")
-async def test_machine_code_and_live_runs_are_counted(system: SystemRig, client: Client) -> None:
+async def test_machine_code_and_live_runs_are_counted(
+    system: SystemRig, client: AsyncClient
+) -> None:
     held = system.gateway.services.store.disk.held
     assert held("default") == 0
-    await client.upload(TALK_AND_HANG, "talk")
+    await client.programs.upload(TALK_AND_HANG, "talk")
     files = sum(path.stat().st_size for path in (system.data_dir / "programs").rglob("*wasm"))
     assert held("default") == files > 3 * len(TALK_AND_HANG)
     run = await client.start("talk", "5")
     await wait_until(lambda: held("default") >= files + 5 * 65_536)
-    await client.cancel(run)
+    await client.runs.cancel(run)
     assert files + 5 * 65_536 < held("default") < files + 6 * 65_536
-    await client.delete_run(run)
-    await client.delete_program("talk")
+    await client.runs.delete(run)
+    await client.programs.delete("talk")
     assert held("default") == 0
 
 
 def test_programs_of_an_earlier_start_count_for_their_tenant(tmp_path: Path) -> None:
     held: list[int] = []
 
-    async def note(system: SystemRig, client: Client) -> None:
+    async def note(system: SystemRig, client: AsyncClient) -> None:
         if not held:
-            await client.upload(TALK, "talk")
+            await client.programs.upload(TALK, "talk")
         held.append(system.gateway.services.store.disk.held("default"))
 
     for _ in range(2):
@@ -279,24 +287,26 @@ def test_disk_rule_of_kernel_and_gateway_is_the_same(disk: Path) -> None:
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_runs_that_leave_too_little_room_wait(system: SystemRig, client: Client) -> None:
+async def test_runs_that_leave_too_little_room_wait(system: SystemRig, client: AsyncClient) -> None:
     async with system.tenant() as acme:
         await upload_long_talk(system, client, LONG_TALK_SENDS)
-        await acme.upload(TALK, "talk")
+        await acme.programs.upload(TALK, "talk")
         run = await client.start("long")
         await wait_until_it_waits(system.gateway.services.runs.runs_of("default")[0].events)
         assert free_bytes(system.data_dir) > RESERVE
         assert (await acme.run("talk", "9"))["status"] == "exited"
         assert await refusal(client.start("long")) == (429, "over-quota")
-        await client.cancel(run)
-        await client.delete_run(run)
-        await client.upload(TALK, "talk")
+        await client.runs.cancel(run)
+        await client.runs.delete(run)
+        await client.programs.upload(TALK, "talk")
         assert (await client.run("talk", "9"))["status"] == "exited"
 
 
 @run_by(with_system, "tmp_path", disk_bytes_max=3 * MIB)
-async def test_server_disk_budget_bounds_all_tenants(system: SystemRig, client: Client) -> None:
-    await client.upload(TALK, "talk")
+async def test_server_disk_budget_bounds_all_tenants(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(TALK, "talk")
 
     async def run_until_refused() -> None:
         for _ in range(30):
@@ -304,23 +314,23 @@ async def test_server_disk_budget_bounds_all_tenants(system: SystemRig, client: 
             system.gateway.services.store.disk._used = sum(parts_of(system.data_dir).values())
 
     assert (await refusal(run_until_refused()))[0] in (429, 507)
-    async for run in client.runs():
-        await client.delete_run(run["id"])
+    async for run in client.runs.list():
+        await client.runs.delete(run["id"])
 
 
 def test_file_that_cannot_grow_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where no file system can be mounted, a limit of a file's size stands for a full disk."""
 
-    async def scenario(system: SystemRig, client: Client) -> None:
-        await client.upload(TALK, "talk")
+    async def scenario(system: SystemRig, client: AsyncClient) -> None:
+        await client.programs.upload(TALK, "talk")
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, hard))
         try:
-            assert (await refusal(client.upload(guests.HELLO_WASM)))[0] in (503, 507)
+            assert (await refusal(client.programs.upload(guests.HELLO_WASM)))[0] in (503, 507)
             assert await put_secret(system) in (503, 507)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        await client.upload(guests.HELLO_WASM)
+        await client.programs.upload(guests.HELLO_WASM)
         assert await put_secret(system) == 201
 
     with caplog.at_level(logging.ERROR):
@@ -392,19 +402,19 @@ def large_traces(connection: Connection) -> None:
 @pytest.mark.parametrize("leave", [many_keys, large_programs, large_traces])
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
 async def test_tenant_above_the_reserve_goes_on_a_full_disk(
-    system: SystemRig, _: Client, *, leave: Callable[[Connection], None]
+    system: SystemRig, _: AsyncClient, *, leave: Callable[[Connection], None]
 ) -> None:
     store = system.gateway.services.store
     async with system.admin() as admin:
         async with system.tenant() as acme:
-            await acme.upload(guests.HELLO_WASM, "hello")
+            await acme.programs.upload(guests.HELLO_WASM, "hello")
             for _number in range(16):
                 await acme.run("hello", trace=True)
         await store.write(leave)
         await store.scrub()
         filler = fill(system.data_dir)
         await wait_for_room(system, room=False)
-        await admin.delete_tenant("acme", everything=True)
+        await admin.admin.delete_tenant("acme", everything=True)
         filler.unlink()
     for table in ("idempotency", "idempotency_counts", "programs", "program_names", "runs"):
         assert (table, await count_rows(store, f"{table} WHERE tenant = 'acme'")) == (table, 0)
@@ -412,13 +422,13 @@ async def test_tenant_above_the_reserve_goes_on_a_full_disk(
 
 
 @run_by(with_system, "disk", disk_reserve_bytes=RESERVE)
-async def test_tenant_with_many_keys_goes_on_a_full_disk(system: SystemRig, _: Client) -> None:
+async def test_tenant_with_many_keys_goes_on_a_full_disk(system: SystemRig, _: AsyncClient) -> None:
     store = system.gateway.services.store
     async with system.admin() as admin:
-        await admin.create_tenant("acme")
+        await admin.admin.create_tenant("acme")
         await store.write(many_keys)
         await store.scrub()
         filler = fill(system.data_dir)
         await wait_for_room(system, room=False)
-        await admin.delete_tenant("acme")
+        await admin.admin.delete_tenant("acme")
         filler.unlink()

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgpack
 import pytest
+from symphony import AsyncClient, ClientError, Event
+from symphony.client.views import RunResult
 from symphony_kernel.protocol.errno import Errno
-from symphony_runtime.client import Client, ClientError, Event
 from symphony_runtime.gateway.api import programs_and_runs
 from symphony_runtime.gateway.http.idempotency import Idempotency, KeyedRequest
 from symphony_runtime.gateway.openai import run_records
@@ -27,6 +28,7 @@ from tests.support.gateway.stores import open_store
 from tests.support.gateway.system import Answer, SystemRig, refusal, refused, with_system
 from tests.support.kernel.constrained import assets
 from tests.support.run_by import run_by
+from tests.support.usage import used
 from tests.support.waiting import wait_until
 from tests.support.worker.guests import call, data, drop, main
 
@@ -43,11 +45,11 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 def on_disk(
-    disk: Disk, scenario: Callable[[SystemRig, Client, Disk], Awaitable[None]], **config: Any
+    disk: Disk, scenario: Callable[[SystemRig, AsyncClient, Disk], Awaitable[None]], **config: Any
 ) -> None:
     """Run a scenario in a system whose data directory is on the disk."""
 
-    async def whole(system: SystemRig, client: Client) -> None:
+    async def whole(system: SystemRig, client: AsyncClient) -> None:
         try:
             async with asyncio.timeout(60):
                 await scenario(system, client, disk)
@@ -65,12 +67,12 @@ def with_store_on_disk(disk: Disk, scenario: Callable[[Store, Disk], Awaitable[N
     asyncio.run(main())
 
 
-async def wait_for_status(run: str, client: Client, status: str) -> dict[str, Any]:
+async def wait_for_status(run: str, client: AsyncClient, status: str) -> RunResult:
     async def has_it() -> bool:
-        return bool((await client.result(run))["status"] == status)
+        return bool((await client.runs.get(run))["status"] == status)
 
     await wait_until(has_it, SECONDS)
-    return await client.result(run)
+    return await client.runs.get(run)
 
 
 async def all_of(events: AsyncIterator[Event]) -> list[Event]:
@@ -89,15 +91,15 @@ def runs_started(system: SystemRig) -> int:
     return int(system.gateway.services.runs.statistics()["runs_started"])
 
 
-async def statuses(client: Client) -> list[str]:
-    return [run["status"] async for run in client.runs()]
+async def statuses(client: AsyncClient) -> list[str]:
+    return [run["status"] async for run in client.runs.list()]
 
 
 # --- Starts --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["detached", "waited for", "streamed"])
 @run_by(on_disk, "disk")
 async def test_start_that_cannot_be_stored_begins_nothing(
-    system: SystemRig, client: Client, disk: Disk, *, how: str
+    system: SystemRig, client: AsyncClient, disk: Disk, *, how: str
 ) -> None:
     async def begin() -> None:
         if how == "detached":
@@ -107,7 +109,7 @@ async def test_start_that_cannot_be_stored_begins_nothing(
         else:
             await client.run("hello")
 
-    await client.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     disk.fail()
     for _ in range(3):
         assert await refusal(begin()) == (disk.status, OWN_KIND[disk.status])
@@ -125,17 +127,19 @@ async def start_with_key(system: SystemRig) -> Answer:
     return await system.ask("POST", path, headers=headers, json={})
 
 
-async def check_key_starts_one_run(system: SystemRig, client: Client) -> None:
+async def check_key_starts_one_run(system: SystemRig, client: AsyncClient) -> None:
     first, again = await start_with_key(system), await start_with_key(system)
     assert (first.status, first.json) == (202, again.json)
     await wait_for_status(first.json["id"], client, "exited")
-    assert [run["id"] async for run in client.runs()] == [first.json["id"]]
+    assert [run["id"] async for run in client.runs.list()] == [first.json["id"]]
     assert runs_started(system) == 1
 
 
 @run_by(on_disk, "disk")
-async def test_start_with_a_key_runs_once(system: SystemRig, client: Client, disk: Disk) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_start_with_a_key_runs_once(
+    system: SystemRig, client: AsyncClient, disk: Disk
+) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     disk.fail()
     for _ in range(3):
         assert (await start_with_key(system)).status == disk.status
@@ -145,9 +149,9 @@ async def test_start_with_a_key_runs_once(system: SystemRig, client: Client, dis
 
 @run_by(on_disk, "disk")
 async def test_key_that_is_stored_without_its_run_starts_it_later(
-    system: SystemRig, client: Client, disk: Disk
+    system: SystemRig, client: AsyncClient, disk: Disk
 ) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     runs = system.gateway.services.runs
     real = runs.register
 
@@ -187,9 +191,9 @@ async def test_key_that_cannot_be_marked_done_is_marked_later(store: Store, disk
 @pytest.mark.parametrize("lost", ["worker", "kernel"])
 @run_by(with_system, "tmp_path")
 async def test_role_that_dies_while_a_start_is_stored_fails_the_run(
-    system: SystemRig, client: Client, *, lost: str
+    system: SystemRig, client: AsyncClient, *, lost: str
 ) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     runs, gate = system.gateway.services.runs, threading.Event()
     held = system.gateway.services.store.write(lambda _: gate.wait())
     starting = asyncio.create_task(client.start("hang"))
@@ -207,15 +211,15 @@ async def test_role_that_dies_while_a_start_is_stored_fails_the_run(
 
 
 # --- Ends ----------------------------------------------------------------------------------------
-async def ending(system: SystemRig, client: Client, disk: Disk, said: list[bytes]) -> str:
+async def ending(system: SystemRig, client: AsyncClient, disk: Disk, said: list[bytes]) -> str:
     """Return a run that has sent messages and has ended since its disk fails."""
-    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.programs.upload(guests.PARROT_WASM, "parrot")
     run = await client.start("parrot")
     for message in said:
-        await client.send(run, message)
+        await client.runs.send(run, message)
     await wait_until(lambda: live(system, run).messages == len(said), SECONDS)
     disk.fail()
-    await client.send(run, b"", close=True)
+    await client.runs.send(run, b"", close=True)
     await wait_for_status(run, client, "ending")
     return run
 
@@ -234,45 +238,45 @@ def live(system: SystemRig, run: str) -> Run:
 
 @run_by(on_disk, "disk")
 async def test_end_that_cannot_be_stored_is_shown_and_stored_later(
-    system: SystemRig, client: Client, disk: Disk
+    system: SystemRig, client: AsyncClient, disk: Disk
 ) -> None:
     run = await ending(system, client, disk, [b"one", b"two"])
-    following = asyncio.create_task(all_of(client.events(run)))
-    shown = await client.result(run)
+    following = asyncio.create_task(all_of(client.runs.events(run)))
+    shown = await client.runs.get(run)
     assert (shown["messages"], shown["exit_code"]) == (["one", "two"], None)
     assert disk.words in shown["reason"]
-    assert [each["id"] for each in await client.live_runs()] == [run]
+    assert [each["id"] for each in await client.runs.live()] == [run]
     assert await statuses(client) == ["ending"]
-    kinds = [event.kind for event in await all_of(client.events(run, follow=False))]
+    kinds = [event.kind for event in await all_of(client.runs.events(run, follow=False))]
     assert kinds == ["status", "message", "message", "log"]
-    for asked in (client.send(run, b"more"), client.cancel(run), client.delete_run(run)):
+    for asked in (client.runs.send(run, b"more"), client.runs.cancel(run), client.runs.delete(run)):
         assert await refusal(asked) == (409, "run-ended")
-    assert (await client.result(run))["status"] == "ending", "it was not deleted"
+    assert (await client.runs.get(run))["status"] == "ending", "it was not deleted"
     assert nothing_runs(system)
 
     await asyncio.sleep(0.5)  # for more attempts
     disk.heal()
     shown = await wait_for_status(run, client, "exited")
     assert (shown["exit_code"], shown["output"]) == (0, "onetwo")
-    assert shown["usage"]["syscalls"] > 0
+    assert used(shown)["syscalls"] > 0
     events = await following
     assert [event.kind for event in events[-2:]] == ["usage", "status"]
     assert events[-1].data["status"] == "exited"
     assert [event.id for event in events] == list(range(1, len(events) + 1))
-    assert await client.live_runs() == []
+    assert await client.runs.live() == []
     assert await used_runs(system) == [1]
-    await client.delete_run(run)
-    assert await refusal(client.result(run)) == (404, "not-found")
-    assert await refusal(client.delete_run(run)) == (404, "not-found")
+    await client.runs.delete(run)
+    assert await refusal(client.runs.get(run)) == (404, "not-found")
+    assert await refusal(client.runs.delete(run)) == (404, "not-found")
 
 
 def test_end_that_was_stored_late_is_there_after_a_restart(disk: Disk) -> None:
-    async def before(system: SystemRig, client: Client, disk: Disk) -> None:
+    async def before(system: SystemRig, client: AsyncClient, disk: Disk) -> None:
         run = await ending(system, client, disk, [b"x"])
         disk.heal()
         await wait_for_status(run, client, "exited")
 
-    async def after(_: SystemRig, client: Client) -> None:
+    async def after(_: SystemRig, client: AsyncClient) -> None:
         assert await statuses(client) == ["exited"]
 
     on_disk(disk, before)
@@ -281,14 +285,14 @@ def test_end_that_was_stored_late_is_there_after_a_restart(disk: Disk) -> None:
 
 @run_by(on_disk, "disk")
 async def test_request_for_a_run_whose_end_cannot_be_stored_is_an_error(
-    system: SystemRig, client: Client, disk: Disk, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, disk: Disk, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs_and_runs, "_PATIENCE_SECONDS", 0.2)
-    await client.upload(guests.PARROT_WASM, "parrot")
+    await client.programs.upload(guests.PARROT_WASM, "parrot")
     waiting = asyncio.create_task(client.run("parrot"))
     run = await started(system)
     disk.fail()
-    await client.send(run, b"last", close=True)
+    await client.runs.send(run, b"last", close=True)
     error = await refused(asyncio.wait_for(waiting, SECONDS))
     assert (error.status, error.problem["id"]) == (disk.status, run)
     assert "the run has ended" in error.problem["detail"]
@@ -298,12 +302,12 @@ async def test_request_for_a_run_whose_end_cannot_be_stored_is_an_error(
 
 @run_by(on_disk, "disk")
 async def test_completion_whose_end_cannot_be_stored_is_an_error(
-    system: SystemRig, client: Client, disk: Disk, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, disk: Disk, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_records, "_LOOK_SECONDS", 0.2)
     sleeps = call("await", call("sleep", 1_000))
     says_last = guests.wasm(main(f"{sleeps} {drop('send', 0, 4)} (i32.const 0)", data(0, "last")))
-    await client.upload(says_last, "late")
+    await client.programs.upload(says_last, "late")
     asking = asyncio.create_task(complete(system, model="late"))
     run = await started(system)
     disk.fail()
@@ -316,10 +320,10 @@ async def test_completion_whose_end_cannot_be_stored_is_an_error(
 
 @run_by(on_disk, "disk")
 async def test_answer_that_cannot_be_stored_yet_is_told_and_stored_later(
-    system: SystemRig, client: Client, disk: Disk
+    system: SystemRig, client: AsyncClient, disk: Disk
 ) -> None:
     says_hello = guests.wasm(main(f"{drop('send', 0, 5)} (i32.const 0)", data(0, "hello")))
-    await client.upload(says_hello, "hello")
+    await client.programs.upload(says_hello, "hello")
     services, inbox = system.gateway.services, Inbox()
     program = await services.programs.get("default", "hello")
     run = await services.runs.start(program, RunRequest(), listener=inbox)
@@ -330,28 +334,28 @@ async def test_answer_that_cannot_be_stored_yet_is_told_and_stored_later(
     await asyncio.wait_for(services.runs.keep(run, events), SECONDS)
     disk.heal()
     assert (await wait_until_kept(run.record.id, client))["output"] == said.decode()
-    kept = await all_of(client.events(run.record.id))
+    kept = await all_of(client.runs.events(run.record.id))
     assert [event.kind for event in kept] == ["request", "message", "usage", "status"]
     assert kept[0].data == {"text": "q"}
 
 
-async def wait_until_kept(run: str, client: Client) -> dict[str, Any]:
+async def wait_until_kept(run: str, client: AsyncClient) -> RunResult:
     """Return a run's result once it is stored: before, there is none."""
 
     async def is_there() -> bool:
         try:
-            await client.result(run)
+            await client.runs.get(run)
         except ClientError:
             return False
         return True
 
     await wait_until(is_there, SECONDS)
-    return await client.result(run)
+    return await client.runs.get(run)
 
 
 async def used_runs(system: SystemRig) -> list[int]:
     async with system.admin() as admin:
-        return [day["runs"] async for day in admin.usage()]
+        return [day["runs"] async for day in admin.admin.usage()]
 
 
 async def complete(system: SystemRig, **fields: Any) -> Answer:
@@ -361,7 +365,7 @@ async def complete(system: SystemRig, **fields: Any) -> Answer:
 
 @run_by(on_disk, "disk", assets=assets(), step_ms=5)
 async def test_completion_that_fails_on_a_full_disk_is_answered_and_kept(
-    system: SystemRig, client: Client, disk: Disk
+    system: SystemRig, client: AsyncClient, disk: Disk
 ) -> None:
     model = system.kernel._executor.model.name
     assert (await complete(system, model=model)).status == 200
@@ -369,11 +373,11 @@ async def test_completion_that_fails_on_a_full_disk_is_answered_and_kept(
     run = await started(system)
     disk.fail()
     async with asyncio.timeout(SECONDS):
-        assert (await client.cancel(run))["status"] == "ending"
+        assert (await client.runs.cancel(run))["status"] == "ending"
         answer = await asking
     assert answer.status == 500
     assert b"it was cancelled" in answer.body
-    assert (await client.result(run))["status"] == "ending"
+    assert (await client.runs.get(run))["status"] == "ending"
     disk.heal()
     assert (await wait_for_status(run, client, "killed"))["reason"] == "it was cancelled"
 
@@ -396,16 +400,16 @@ async def test_server_that_stops_while_its_disk_fails_does_end(disk: Disk) -> No
 
 # --- What waits ----------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_spawn_with_a_broken_database_is_eio(system: SystemRig, client: Client) -> None:
+async def test_spawn_with_a_broken_database_is_eio(system: SystemRig, client: AsyncClient) -> None:
     """An unexpected error, which is none of the storage's own."""
     options = msgpack.packb({"program": "other", "input": b"", "grants": []})
     spawned = call("claim", call("spawn", 500, len(options)), 100, 100)
     body = f"{drop('claim', '(call $recv)', 100, 100)} (i32.sub (i32.const 0) {spawned})"
-    await client.upload(guests.wasm(main(body, data(500, options))), "spawner")
+    await client.programs.upload(guests.wasm(main(body, data(500, options))), "spawner")
     run = await client.start("spawner")
     sql = "ALTER TABLE program_names RENAME TO away"
     await system.gateway.services.store.write(lambda c: c.execute(sql).rowcount)
-    await client.send(run, b"now")
+    await client.runs.send(run, b"now")
     assert (await wait_for_status(run, client, "exited"))["exit_code"] == Errno.EIO
 
 
@@ -429,20 +433,25 @@ async def test_crash_log_whose_streams_cannot_store_is_rotated_later(
 
 
 @run_by(on_disk, "disk")
-async def test_failed_audit_note_is_stored_later(system: SystemRig, _: Client, disk: Disk) -> None:
+async def test_failed_audit_note_is_stored_later(
+    system: SystemRig, _: AsyncClient, disk: Disk
+) -> None:
     async with system.admin() as admin:
 
         async def notes() -> list[tuple[str, int]]:
-            return [(each["action"], each["status"]) async for each in admin.audit()]
+            return [(each["action"], each["status"]) async for each in admin.admin.audit()]
 
         async def has_both() -> bool:
             return len(await notes()) == 2
 
         disk.fail()
-        assert await refusal(admin.create_tenant("another")) == (disk.status, OWN_KIND[disk.status])
+        assert await refusal(admin.admin.create_tenant("another")) == (
+            disk.status,
+            OWN_KIND[disk.status],
+        )
         assert (await refused(notes())).status == disk.status
         disk.heal()
-        await admin.create_tenant("another")
+        await admin.admin.create_tenant("another")
         await wait_until(has_both, SECONDS)
         assert await notes() == [("createTenant", 201), ("createTenant", disk.status)]
         assert "symphony:audit_notes_lost_total" in await admin.metrics()

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from symphony_runtime.client import Client, ServerError
+from symphony import AsyncClient, ServerError
 from symphony_runtime.compiler.compiler import Compiled, Compiler
 from symphony_runtime.gateway.cluster.members import note_departure
 from symphony_runtime.gateway.errors import Problem
@@ -61,15 +61,15 @@ def administer(tmp_path: Path, scenario: Scenario) -> None:
     assert left_of(tmp_path) == []
 
 
-async def save(client: Client) -> None:
-    await client.upload(SAVE, "save")
+async def save(client: AsyncClient) -> None:
+    await client.programs.upload(SAVE, "save")
     assert (await client.run("save"))["exit_code"] == 0
 
 
-async def fill(system: SystemRig, client: Client, key: str) -> None:
+async def fill(system: SystemRig, client: AsyncClient, key: str) -> None:
     """Let a tenant leave the marker in all places that it can, and a run that continues."""
     for name, wasm in (("tell", TELL), ("hang", guests.HANG_WASM), (MARKER, TELL)):
-        await client.upload(wasm, name)
+        await client.programs.upload(wasm, name)
     for _ in range(3):
         assert (await client.run("tell", f"say {MARKER}"))["exit_code"] == 0
     await save(client)
@@ -83,25 +83,25 @@ async def fill(system: SystemRig, client: Client, key: str) -> None:
     await client.start("hang", MARKER)
 
 
-async def check_empty(client: Client) -> None:
-    for listing in (client.programs(), client.runs(), client.kv()):
+async def check_empty(client: AsyncClient) -> None:
+    for listing in (client.programs.list(), client.runs.list(), client.kv.list()):
         assert [item async for item in listing] == []
 
 
 @run_by(administer, "tmp_path")
-async def test_deleted_tenant_leaves_no_byte(system: SystemRig, admin: Client) -> None:
+async def test_deleted_tenant_leaves_no_byte(system: SystemRig, admin: AsyncClient) -> None:
     key = await system.add_tenant("acme")
-    async with Client(system.url, key) as client, system.client() as other:
+    async with AsyncClient(system.url, key, retries=0) as client, system.client() as other:
         await fill(system, client, key)
-        await other.upload(guests.HELLO_WASM, "mine")
+        await other.programs.upload(guests.HELLO_WASM, "mine")
         kept = await other.start("mine")
         assert len(left_of(system.data_dir)) >= 3
-        assert (await refused(admin.delete_tenant("acme"))).status == 409
-        await admin.delete_tenant("acme", everything=True)
-        assert (await refused(client.upload(TELL, "tell"))).status == 401
+        assert (await refused(admin.admin.delete_tenant("acme"))).status == 409
+        await admin.admin.delete_tenant("acme", everything=True)
+        assert (await refused(client.programs.upload(TELL, "tell"))).status == 401
         assert left_of(system.data_dir) == []
         # Nothing of others went.
-        assert (await other.result(kept))["status"] in ("running", "exited")
+        assert (await other.runs.get(kept))["status"] in ("running", "exited")
         assert (await other.run("mine"))["output"] == "hello"
     assert system.gateway.services.runs.live("acme") == []
     assert system.kernel.statistics()["prefix_cache_pages"] == 0
@@ -112,18 +112,20 @@ async def test_deleted_tenant_leaves_no_byte(system: SystemRig, admin: Client) -
 
 
 @run_by(with_system, "tmp_path")
-async def test_deleted_program_leaves_after_its_runs(system: SystemRig, client: Client) -> None:
-    await client.upload(TELL, "tell")
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_deleted_program_leaves_after_its_runs(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(TELL, "tell")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     await client.run("tell", "x")
     live = await client.start("hang")
     assert len(system.worker._programs) == 2
     for name in ("tell", "hang"):
-        await client.delete_program(name)
+        await client.programs.delete(name)
     await wait_until(lambda: len(system.worker._programs) == 1)
     assert list((system.data_dir / "programs" / "default").iterdir()) == []
     assert left_of(system.data_dir / "programs") == []
-    assert (await client.cancel(live))["status"] == "killed"
+    assert (await client.runs.cancel(live))["status"] == "killed"
 
 
 class Gate(Compiler):
@@ -140,7 +142,7 @@ class Gate(Compiler):
 
 
 @run_by(administer, "tmp_path")
-async def test_next_tenant_of_the_name_finds_nothing(system: SystemRig, admin: Client) -> None:
+async def test_next_tenant_of_the_name_finds_nothing(system: SystemRig, admin: AsyncClient) -> None:
     services = system.gateway.services
     key = await system.add_tenant("acme", weight=8)
     async with system.session(key, **{"Idempotency-Key": "one"}) as session:
@@ -154,7 +156,7 @@ async def test_next_tenant_of_the_name_finds_nothing(system: SystemRig, admin: C
         gate = services.programs._compiler = Gate()
         late = asyncio.create_task(session.post("/v1/programs", data=TELL, headers=LATE))
         await asyncio.wait_for(gate.began.wait(), 20)
-        await admin.delete_tenant("acme")
+        await admin.admin.delete_tenant("acme")
         gate.open.set()
         await asyncio.wait([late], timeout=20)
         assert late.exception() is not None  # cut off with its key
@@ -171,13 +173,15 @@ async def test_next_tenant_of_the_name_finds_nothing(system: SystemRig, admin: C
 
 
 @run_by(with_admin, "tmp_path")
-async def test_uploads_of_a_deleted_tenant_leave_nothing(system: SystemRig, admin: Client) -> None:
+async def test_uploads_of_a_deleted_tenant_leave_nothing(
+    system: SystemRig, admin: AsyncClient
+) -> None:
     """A KV file of which a part has come, one on its way to the disk, and a program."""
     services = system.gateway.services
     key = await system.add_tenant("acme")
-    async with Client(system.url, key) as client:
+    async with AsyncClient(system.url, key, retries=0) as client:
         await save(client)
-        file = b"".join([piece async for piece in client.kv_download(MARKER)])
+        file = b"".join([piece async for piece in client.kv.download(MARKER)])
     disk = system.kernel.durable_names.durable_names.disk
     assert disk is not None
     slow, gate = SlowDisk(disk._run), Gate()
@@ -199,7 +203,7 @@ async def test_uploads_of_a_deleted_tenant_leave_nothing(system: SystemRig, admi
         ]
         async with asyncio.timeout(20):
             await asyncio.gather(*[e.wait() for e in (half_sent, slow.began, gate.began)])
-        deleting = asyncio.create_task(admin.delete_tenant("acme", everything=True))
+        deleting = asyncio.create_task(admin.admin.delete_tenant("acme", everything=True))
         await asyncio.wait(uploads, timeout=20)
         # They are cut off. The client repeats a request where it may, and is refused.
         ends = [each.exception() or each.result().status for each in uploads]
@@ -241,7 +245,9 @@ async def rows_of(system: SystemRig, tenant: str) -> dict[str, int]:
 
 
 @run_by(administer, "tmp_path")
-async def test_run_that_is_starting_ends_with_its_tenant(system: SystemRig, admin: Client) -> None:
+async def test_run_that_is_starting_ends_with_its_tenant(
+    system: SystemRig, admin: AsyncClient
+) -> None:
     services = system.gateway.services
     began, go = asyncio.Event(), asyncio.Event()
     artefact = services.programs.artefact
@@ -252,11 +258,11 @@ async def test_run_that_is_starting_ends_with_its_tenant(system: SystemRig, admi
         return await artefact(program)
 
     async with system.tenant("acme") as client:
-        await client.upload(guests.HANG_WASM, "hang")
+        await client.programs.upload(guests.HANG_WASM, "hang")
         services.programs.artefact = slow  # type: ignore[method-assign]
         starting = asyncio.create_task(client.start("hang", MARKER))
         await asyncio.wait_for(began.wait(), 20)
-        deleting = asyncio.create_task(admin.delete_tenant("acme", everything=True))
+        deleting = asyncio.create_task(admin.admin.delete_tenant("acme", everything=True))
         await wait_until(lambda: "acme" in services.keys.suspended)
         go.set()
         await asyncio.wait_for(deleting, 20)
@@ -270,7 +276,7 @@ async def test_run_that_is_starting_ends_with_its_tenant(system: SystemRig, admi
 
 
 def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path) -> None:
-    async def before(system: SystemRig, _: Client) -> None:
+    async def before(system: SystemRig, _: AsyncClient) -> None:
         async with system.tenant("acme") as client:
             await save(client)
         # It died when the tenant was gone, and its files were not.
@@ -278,7 +284,7 @@ def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path) -> No
         await store.write(lambda c: c.execute("DELETE FROM tenants WHERE id = 'acme'").rowcount)
         await store.write(lambda c: note_departure(c, "acme", 0))
 
-    async def after(system: SystemRig, admin: Client) -> None:
+    async def after(system: SystemRig, admin: AsyncClient) -> None:
         await wait_until(lambda: forgotten(admin))
         async with system.tenant("acme") as client:
             await check_empty(client)
@@ -289,9 +295,9 @@ def test_unfinished_deletion_is_finished_at_the_next_start(tmp_path: Path) -> No
     assert list((tmp_path / "kv").rglob("*.safetensors")) == []
 
 
-async def forgotten(admin: Client) -> bool:
+async def forgotten(admin: AsyncClient) -> bool:
     """Return whether no gateway still has to forget a tenant."""
-    return not any([each["forgetting"] async for each in admin.gateways()])
+    return not any([each["forgetting"] async for each in admin.admin.gateways()])
 
 
 # --- At every gateway ----------------------------------------------------------------------------
@@ -306,17 +312,17 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_deleted_tenant_is_forgotten_everywhere(first: SystemRig, second: SystemRig) -> None:
     key = await first.add_tenant("acme")
     for system in (first, second):
-        async with Client(system.url, key) as client:
+        async with AsyncClient(system.url, key, retries=0) as client:
             await wait_until(partial(is_known, client))
             await save(client)
     # The second cannot forget yet: its kernel is away.
     await second.stop_kernel()
     async with first.admin() as admin:
-        await admin.delete_tenant("acme", everything=True)
+        await admin.admin.delete_tenant("acme", everything=True)
         assert left_of(first.data_dir) == []
         assert left_of(second.data_dir) != []
-        error = await refused(admin.create_tenant("acme"))
-        shown = {each["id"]: each["forgetting"] async for each in admin.gateways()}
+        error = await refused(admin.admin.create_tenant("acme"))
+        shown = {each["id"]: each["forgetting"] async for each in admin.admin.gateways()}
         names = [changes.gateway_name(system.data_dir) for system in (first, second)]
         assert shown == {names[0]: [], names[1]: ["acme"]}
         assert (error.status, error.problem["gateways"]) == (409, names[1:])
@@ -326,24 +332,24 @@ async def test_deleted_tenant_is_forgotten_everywhere(first: SystemRig, second: 
         await wait_until(lambda: forgotten(admin))
     assert left_of(first.data_dir) == left_of(second.data_dir) == []
     assert not (second.data_dir / "programs" / "acme").exists()
-    async with Client(second.url, await first.add_tenant("acme")) as client:
+    async with AsyncClient(second.url, await first.add_tenant("acme"), retries=0) as client:
         await wait_until(lambda: is_known(client))
         await check_empty(client)
 
 
-async def is_known(client: Client) -> bool:
+async def is_known(client: AsyncClient) -> bool:
     """Return whether the client's gateway knows its key."""
     with contextlib.suppress(ServerError):
-        _ = [item async for item in client.programs()]
+        _ = [item async for item in client.programs.list()]
         return True
     return False
 
 
 @run_by(with_system, "tmp_path")
-async def test_tenant_with_a_new_run_is_kept(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_tenant_with_a_new_run_is_kept(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HANG_WASM, "hang")
     live = await client.start("hang")
     with pytest.raises(Problem) as refused:
         await system.gateway.services.administration.delete_tenant("default")
     assert refused.value.fields["left"] == ["live runs"]
-    assert (await client.cancel(live))["status"] == "killed"
+    assert (await client.runs.cancel(live))["status"] == "killed"

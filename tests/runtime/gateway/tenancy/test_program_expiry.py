@@ -2,7 +2,7 @@
 
 import msgpack
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.programs.usage import DAY_MS, ProgramUsage
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
@@ -42,22 +42,24 @@ class Later:
         return await self._expiry.sweep()
 
 
-async def names(client: Client) -> list[str]:
-    return sorted([program["name"] async for program in client.programs()])
+async def names(client: AsyncClient) -> list[str]:
+    return sorted([str(program["name"]) async for program in client.programs.list()])
 
 
 @run_by(with_system, "tmp_path")
-async def test_unused_program_is_deleted_and_no_other(system: SystemRig, client: Client) -> None:
+async def test_unused_program_is_deleted_and_no_other(
+    system: SystemRig, client: AsyncClient
+) -> None:
     later = Later(system)
     for name, wasm in (("old", guests.ECHO_WASM), ("run", guests.HELLO_WASM),
                        ("again", guests.SPIN_WASM), ("live", guests.HANG_WASM),
                        ("parent", PARENT), ("child", guests.COMPLAINER_WASM)):  # fmt: skip
-        await client.upload(wasm, name)
+        await client.programs.upload(wasm, name)
     live = await client.start("live")
     await client.run("old")
     assert await later.pass_days(2.5) == 0
     await client.run("run")
-    await client.upload(guests.SPIN_WASM)
+    await client.programs.upload(guests.SPIN_WASM)
     assert (await client.run("parent"))["exit_code"] == 0
     # A use is noted once a day, so a program stays a day longer.
     assert await later.pass_days(1) == 0
@@ -69,7 +71,7 @@ async def test_unused_program_is_deleted_and_no_other(system: SystemRig, client:
     assert await later.pass_days(10) == 4
     await wait_until(lambda: len(system.worker._programs) == 1)
     assert await names(client) == ["live"]
-    assert (await client.cancel(live))["status"] == "killed"
+    assert (await client.runs.cancel(live))["status"] == "killed"
     assert await later.pass_days(10) == 1
     # The server's own program stays.
     await system.gateway.openai.shipped.program()
@@ -78,9 +80,9 @@ async def test_unused_program_is_deleted_and_no_other(system: SystemRig, client:
 
 
 @run_by(with_system, "tmp_path")
-async def test_program_use_is_written_once_a_day(system: SystemRig, client: Client) -> None:
+async def test_program_use_is_written_once_a_day(system: SystemRig, client: AsyncClient) -> None:
     later, services = Later(system), system.gateway.services
-    program = await client.upload(guests.HELLO_WASM, "it")
+    program = await client.programs.upload(guests.HELLO_WASM, "it")
     sql = "SELECT used_ms FROM programs WHERE id = ?"
 
     async def used() -> int:
@@ -100,9 +102,11 @@ async def test_program_use_is_written_once_a_day(system: SystemRig, client: Clie
 
 
 @run_by(with_system, "tmp_path")
-async def test_program_without_a_use_is_kept_from_now_on(system: SystemRig, client: Client) -> None:
+async def test_program_without_a_use_is_kept_from_now_on(
+    system: SystemRig, client: AsyncClient
+) -> None:
     later, store = Later(system), system.gateway.services.store
-    await client.upload(guests.HELLO_WASM, "it")
+    await client.programs.upload(guests.HELLO_WASM, "it")
     await store.write(lambda c: c.execute("UPDATE programs SET used_ms = NULL").rowcount)
     assert await later.pass_days(100) == 0
     assert await later.pass_days(3.9) == 0
@@ -110,10 +114,12 @@ async def test_program_without_a_use_is_kept_from_now_on(system: SystemRig, clie
 
 
 @run_by(with_system, "tmp_path")
-async def test_program_files_without_a_row_are_removed(system: SystemRig, client: Client) -> None:
+async def test_program_files_without_a_row_are_removed(
+    system: SystemRig, client: AsyncClient
+) -> None:
     programs, store = system.gateway.services.programs, system.gateway.services.store
-    await client.upload(guests.HELLO_WASM, "kept")
-    gone = await client.upload(guests.SPIN_WASM, "gone")
+    await client.programs.upload(guests.HELLO_WASM, "kept")
+    gone = await client.programs.upload(guests.SPIN_WASM, "gone")
     assert await programs.remove_strays() == 0
     sql = "DELETE FROM programs WHERE id = ?"
     await store.write(lambda c: c.execute(sql, (gone["id"],)).rowcount)
@@ -123,9 +129,11 @@ async def test_program_files_without_a_row_are_removed(system: SystemRig, client
 
 
 @run_by(with_system, "tmp_path")
-async def test_program_use_that_failed_is_written_later(system: SystemRig, client: Client) -> None:
+async def test_program_use_that_failed_is_written_later(
+    system: SystemRig, client: AsyncClient
+) -> None:
     store = system.gateway.services.store
-    program = await client.upload(guests.HELLO_WASM, "it")
+    program = await client.programs.upload(guests.HELLO_WASM, "it")
     program_usage = ProgramUsage(store, lambda: NOW)
     program_usage.note("default", program["id"])
     await store.write(lambda c: c.execute("ALTER TABLE programs RENAME TO away") and None)

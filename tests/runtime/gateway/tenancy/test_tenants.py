@@ -1,7 +1,7 @@
 """Another tenant's things look as if they did not exist."""
 
 import pytest
-from symphony_runtime.client import Client, ServerError
+from symphony import AsyncClient, ServerError
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 
 from tests.e2e import programs as guests
@@ -11,9 +11,11 @@ from tests.support.run_by import run_by
 
 
 @run_by(with_system, "tmp_path")
-async def test_stranger_finds_nothing_of_another_tenant(system: SystemRig, owner: Client) -> None:
-    program = await owner.upload(guests.PARROT_WASM, name="parrot")
-    await owner.upload(guests.SAVE_WASM, name="save")
+async def test_stranger_finds_nothing_of_another_tenant(
+    system: SystemRig, owner: AsyncClient
+) -> None:
+    program = await owner.programs.upload(guests.PARROT_WASM, name="parrot")
+    await owner.programs.upload(guests.SAVE_WASM, name="save")
     assert (await owner.run("save"))["exit_code"] == 0
     ended = (await owner.run("save"))["id"]
     live = await owner.start("parrot")
@@ -36,14 +38,14 @@ async def test_stranger_finds_nothing_of_another_tenant(system: SystemRig, owner
                 asked += 1
         assert len(bodies) == 1, bodies
     assert asked > 50
-    async with Client(system.url, key) as stranger:
-        for listing in (stranger.programs(), stranger.runs(), stranger.kv()):
+    async with AsyncClient(system.url, key, retries=0) as stranger:
+        for listing in (stranger.programs.list(), stranger.runs.list(), stranger.kv.list()):
             assert [item async for item in listing] == []
         with pytest.raises(ServerError):
-            await stranger.cancel(live)
+            await stranger.runs.cancel(live)
     # The owner's run is not affected.
-    await owner.send(live, b"still mine", close=True)
-    events = [event async for event in owner.events(live)]
+    await owner.runs.send(live, b"still mine", close=True)
+    events = [event async for event in owner.runs.events(live)]
     assert events[-1].data["status"] == "exited"
-    assert (await owner.result(live))["messages"] == ["still mine"]
-    assert (await owner.kv_stat("notes/first"))["len"] == 3
+    assert (await owner.runs.get(live))["messages"] == ["still mine"]
+    assert (await owner.kv.stat("notes/first"))["len"] == 3

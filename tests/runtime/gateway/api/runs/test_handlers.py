@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony import AsyncClient, Event
 from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
-from symphony_runtime.client import Client, Event
 from symphony_runtime.gateway.metrics import history
 from symphony_runtime.gateway.storage.database import Connection
 
@@ -45,8 +45,8 @@ class Followed:
 
 
 @contextlib.asynccontextmanager
-async def following(client: Client, after: int = 0) -> AsyncIterator[Followed]:
-    followed = Followed(client.changes(after))
+async def following(client: AsyncClient, after: int = 0) -> AsyncIterator[Followed]:
+    followed = Followed(client.runs.changes(after))
     try:
         await followed.until(1)
         yield followed
@@ -56,21 +56,21 @@ async def following(client: Client, after: int = 0) -> AsyncIterator[Followed]:
 
 # --- The stream ----------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_stream_tells_starts_and_ends_with_usage(_: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_stream_tells_starts_and_ends_with_usage(_: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     async with following(client) as followed:
         assert (followed.events[0].kind, followed.events[0].data) == ("begin", {"resumed": False})
         ended = await client.run("hello")
         killed = await client.start("hang")
-        await client.cancel(killed)
+        await client.runs.cancel(killed)
         events = (await followed.until(5))[1:]
     assert [(event.data["id"], event.data["status"]) for event in events] == [
         (ended["id"], "running"), (ended["id"], "exited"), (killed, "running"), (killed, "killed"),
     ]  # fmt: skip
     assert [event.id for event in events] == list(range(events[0].id, events[0].id + 4))
-    listed = [run async for run in client.runs()][1]
-    del listed["limits"]
+    listed = [run async for run in client.runs.list()][1]
+    del listed["limits"]  # type: ignore[misc]  # the stream leaves it out
     assert events[1].data == {**listed, "kept": True}
     assert events[1].data["usage"]["syscalls"] > 0
     async with following(client, after=events[1].id) as again:
@@ -80,13 +80,15 @@ async def test_stream_tells_starts_and_ends_with_usage(_: SystemRig, client: Cli
 
 
 @run_by(with_system, "tmp_path")
-async def test_stream_of_a_tenant_has_nothing_of_another(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_stream_of_a_tenant_has_nothing_of_another(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     async with (
         system.tenant("acme") as acme, system.admin() as admin,
         following(acme) as theirs, following(client) as ours, following(admin) as operators,
     ):  # fmt: skip
-        await acme.upload(guests.ECHO_WASM, "their-secret-program")
+        await acme.programs.upload(guests.ECHO_WASM, "their-secret-program")
         ran = await acme.run("their-secret-program", "their words")
         own = await client.run("hello")
         await theirs.until(3)
@@ -102,8 +104,10 @@ async def test_stream_of_a_tenant_has_nothing_of_another(system: SystemRig, clie
 
 
 @run_by(with_system, "tmp_path")
-async def test_stream_without_following_ends_at_once(system: SystemRig, client: Client) -> None:
-    events = [event async for event in client.changes(follow=False)]
+async def test_stream_without_following_ends_at_once(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    events = [event async for event in client.runs.changes(follow=False)]
     assert [event.kind for event in events] == ["begin"]
     feeds = system.gateway.services.runs.feed._feeds
     assert [each.readers for each in feeds.values()] == [0]
@@ -113,7 +117,7 @@ async def test_stream_without_following_ends_at_once(system: SystemRig, client: 
 
 async def test_reader_that_stops_is_cut_off_and_holds_little(tmp_path: Path) -> None:
     async with SystemRig(tmp_path, slow_reader_seconds=0.5) as system, system.client() as client:
-        await client.upload(guests.HANG_WASM, "hang")
+        await client.programs.upload(guests.HANG_WASM, "hang")
         run = await client.start("hang")
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -141,12 +145,12 @@ async def test_stream_ends_with_the_server_and_with_its_tenant(tmp_path: Path) -
         for everything in (False, True):
             acme = await stack.enter_async_context(system.tenant("acme"))
             theirs = await stack.enter_async_context(following(acme))
-            await admin.delete_tenant("acme", everything=everything)
+            await admin.admin.delete_tenant("acme", everything=everything)
             with contextlib.suppress(Exception):  # its connection was cut
                 await theirs.ended()
             assert set(system.gateway.services.runs.feed._feeds) == set()
         client = await stack.enter_async_context(system.client())
-        ours = Followed(client.changes())
+        ours = Followed(client.runs.changes())
         await ours.until(1)
         await system.gateway.services.runs.drain()
         await ours.ended()
@@ -155,17 +159,17 @@ async def test_stream_ends_with_the_server_and_with_its_tenant(tmp_path: Path) -
 # --- Lists ---------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
 async def test_runs_are_listed_by_program_status_and_limit(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    hello = (await client.upload(guests.HELLO_WASM, "hello"))["id"]
-    await client.upload(guests.SPIN_WASM, "spin")
-    await client.upload(guests.HANG_WASM, "hang")
+    hello = (await client.programs.upload(guests.HELLO_WASM, "hello"))["id"]
+    await client.programs.upload(guests.SPIN_WASM, "spin")
+    await client.programs.upload(guests.HANG_WASM, "hang")
     exited = (await client.run("hello"))["id"]
     limited = (await client.run("spin", limits={"cpu_ms": 50}))["id"]
     live = await client.start("hang")
 
     async def found(**wanted: str) -> list[str]:
-        return [run["id"] async for run in client.runs(**wanted)]
+        return [run["id"] async for run in client.runs.list(**wanted)]
 
     assert await found() == [live, limited, exited]
     assert await found(program="hello") == await found(program=hello) == [exited]
@@ -182,8 +186,8 @@ async def test_runs_are_listed_by_program_status_and_limit(
 
 
 @run_by(with_system, "tmp_path")
-async def test_live_runs_come_in_pages(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
+async def test_live_runs_come_in_pages(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HANG_WASM, "hang")
     started = [await client.start("hang") for _ in range(5)]
     found, after, pages = list[str](), "", 0
     while True:
@@ -200,10 +204,10 @@ async def test_live_runs_come_in_pages(system: SystemRig, client: Client) -> Non
 
 @run_by(with_system, "tmp_path")
 async def test_brief_run_has_no_messages_and_what_it_holds(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(guests.HANG_WASM, "hang")
-    await client.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(guests.HANG_WASM, "hang")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     live, ended = await client.start("hang"), await client.run("hello")
 
     async def brief(run: str) -> Any:
@@ -218,35 +222,35 @@ async def test_brief_run_has_no_messages_and_what_it_holds(
 
 # --- Inputs --------------------------------------------------------------------------------------
 @run_by(with_system, "tmp_path")
-async def test_run_is_started_again_with_its_input(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.ECHO_WASM, "echo")
+async def test_run_is_started_again_with_its_input(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.ECHO_WASM, "echo")
     given = 'w\u00f6rter {"a": 1}'
     first = await client.run("echo", given, limits={"tokens": 7}, priority=2)
-    await client.upload(guests.HELLO_WASM, "echo")  # the name means another program now
-    again = await client.rerun(first["id"])
+    await client.programs.upload(guests.HELLO_WASM, "echo")  # the name means another program now
+    again = await client.runs.rerun(first["id"])
     await wait_until(lambda: not system.gateway.services.runs.runs_of("default"))
-    second = await client.result(again)
+    second = await client.runs.get(again)
     assert (second["output"], second["exit_code"]) == (given, 7)
     for name in ("program", "entry", "limits", "priority"):
         assert second[name] == first[name], name
-    assert (await client.result(await client.rerun(again, priority=7)))["priority"] == 7
-    assert await client.input((await client.run("echo", {"b": [1]}))["id"]) == b'{"b": [1]}'
-    assert await client.input((await client.run("echo"))["id"]) == b""
+    assert (await client.runs.get(await client.runs.rerun(again, priority=7)))["priority"] == 7
+    assert await client.runs.input((await client.run("echo", {"b": [1]}))["id"]) == b'{"b": [1]}'
+    assert await client.runs.input((await client.run("echo"))["id"]) == b""
 
 
 @run_by(with_system, "tmp_path")
-async def test_input_that_is_too_long_is_not_kept(system: SystemRig, client: Client) -> None:
-    await client.upload(guests.HELLO_WASM, "hello")
+async def test_input_that_is_too_long_is_not_kept(system: SystemRig, client: AsyncClient) -> None:
+    await client.programs.upload(guests.HELLO_WASM, "hello")
     most = RUN_INPUT_KEPT_BYTES_MAX
     short, long = [(await client.run("hello", "x" * size))["id"] for size in (most, most + 1)]
-    assert len(await client.input(short)) == most
-    error = await refused(client.input(long))
+    assert len(await client.runs.input(short)) == most
+    error = await refused(client.runs.input(long))
     assert (error.status, error.problem["type"].rpartition(":")[2]) == (404, "input-not-kept")
 
 
 @run_by(with_system, "tmp_path")
 async def test_inputs_and_children_count_and_go_with_their_run(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
     store, retention = system.gateway.services.store, system.gateway.services.retention
 
@@ -260,45 +264,47 @@ async def test_inputs_and_children_count_and_go_with_their_run(
 
         return await store.read(count)
 
-    await client.upload(guests.HELLO_WASM, "hello")
-    await client.upload(PARENT_WASM, "parent")
+    await client.programs.upload(guests.HELLO_WASM, "hello")
+    await client.programs.upload(PARENT_WASM, "parent")
     small = (await client.run("hello"))["id"]
     before = retention.kept_bytes("default")
     large = (await client.run("hello", "x" * 9_000))["id"]
     assert 9_000 <= retention.kept_bytes("default") - before - before < 9_100
     parent = await client.start("parent")
     await wait_until(lambda: _ended_and_live(client, parent))
-    await client.cancel(parent)
+    await client.runs.cancel(parent)
     assert await left() == [3, 1, 3, 3]
     for run in (small, large, parent):
-        await client.delete_run(run)
+        await client.runs.delete(run)
     assert await left() == [0, 0, 0, 0]
     assert retention.kept_bytes("default") == 0
 
 
 # --- Children ------------------------------------------------------------------------------------
-async def _ended_and_live(client: Client, run: str) -> bool:
-    states = [child["status"] for child in await client.children(run)]
+async def _ended_and_live(client: AsyncClient, run: str) -> bool:
+    states = [child["status"] for child in await client.runs.children(run)]
     return states == ["exited", "running"]
 
 
 @run_by(with_system, "tmp_path")
-async def test_children_are_shown_live_and_after_the_end(system: SystemRig, client: Client) -> None:
-    program = (await client.upload(PARENT_WASM, "parent"))["id"]
+async def test_children_are_shown_live_and_after_the_end(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    program = (await client.programs.upload(PARENT_WASM, "parent"))["id"]
     run = await client.start("parent")
     await wait_until(lambda: _ended_and_live(client, run))
-    live = await client.children(run)
+    live = await client.runs.children(run)
     assert [(each["number"], each["parent"], each["program"], each["program_name"], each["entry"],
              each["exit_code"]) for each in live] == [
         (1, 0, program, "parent", "child", 3), (2, 0, program, "parent", "idle", None),
     ]  # fmt: skip
     assert [each["usage"] is None for each in live] == [False, True]
-    await client.cancel(run)
-    ended = await client.children(run)
+    await client.runs.cancel(run)
+    ended = await client.runs.children(run)
     assert ended[0] == live[0]
     assert (ended[1]["status"], ended[1]["ended_ms"] is None) == ("killed", False)
-    await client.upload(guests.HELLO_WASM, "hello")
-    assert await client.children((await client.run("hello"))["id"]) == []
+    await client.programs.upload(guests.HELLO_WASM, "hello")
+    assert await client.runs.children((await client.run("hello"))["id"]) == []
 
 
 # --- History -------------------------------------------------------------------------------------
@@ -313,7 +319,7 @@ async def test_history_has_the_queue_of_each_tenant_and_the_roles(
 
     async with SystemRig(tmp_path, step_ms=300.0) as system, system.client() as client:
         acme = await system.add_tenant("acme")
-        await client.upload(guests.DECODE_WASM, "decode")
+        await client.programs.upload(guests.DECODE_WASM, "decode")
         runs = [await client.start("decode") for _ in range(8)]
 
         async def waits() -> bool:
@@ -323,7 +329,7 @@ async def test_history_has_the_queue_of_each_tenant_and_the_roles(
         await wait_until(waits)
         assert not any((await seen(system, acme))["series"]["tokens_waiting"])
         for run in runs:
-            await client.cancel(run)
+            await client.runs.cancel(run)
         roles = (await seen(system, acme))["roles"]
         assert set(roles["restarts"].values()) == {0}
         assert {each["role"] for each in roles["changes"]} >= {"gateway", "kernel", "worker-0"}

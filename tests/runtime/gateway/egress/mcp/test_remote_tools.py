@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from symphony import AsyncClient
 from symphony_kernel.protocol.errno import Errno
-from symphony_runtime.client import Client
 
 from tests.support.gateway.egress import ask, finish, start
 from tests.support.gateway.system import SystemRig
@@ -84,7 +84,7 @@ class McpSite:
         return web.json_response({"jsonrpc": "2.0", "id": number, "result": result}, **more)
 
 
-Scenario = Callable[[McpSite, Client], Awaitable[None]]
+Scenario = Callable[[McpSite, AsyncClient], Awaitable[None]]
 
 
 def with_site(tmp_path: Path, scenario: Scenario, **options: Any) -> None:
@@ -103,7 +103,7 @@ def call(how: str, **more: Any) -> dict[str, Any]:
     return {"name": "s.echo", "arguments": {"how": how}, **more}
 
 
-async def works(client: Client) -> bool:
+async def works(client: AsyncClient) -> bool:
     return bool((await ask(client, "tool", call("json"))).value["ok"])
 
 
@@ -115,7 +115,9 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("proxy")
 @run_by(with_site, "tmp_path", headers={"Authorization": "Bearer x"})
-async def test_tool_over_http_answers_as_json_or_events(there: McpSite, client: Client) -> None:
+async def test_tool_over_http_answers_as_json_or_events(
+    there: McpSite, client: AsyncClient
+) -> None:
     for how in ("json", "events"):
         assert (await ask(client, "tool", call(how))).value == {"ok": True, "content": how}
     assert [t["name"] for t in (await ask(client, "tools")).value] == ["s.echo"]
@@ -124,7 +126,9 @@ async def test_tool_over_http_answers_as_json_or_events(there: McpSite, client: 
 
 @pytest.mark.parametrize("how", ["away", "broken", "huge", "bomb"])
 @run_by(with_site, "tmp_path")
-async def test_bad_tool_server_fails_the_call(there: McpSite, client: Client, *, how: str) -> None:
+async def test_bad_tool_server_fails_the_call(
+    there: McpSite, client: AsyncClient, *, how: str
+) -> None:
     """The call is made once. Later calls work, over a new session if need be."""
     value = (await ask(client, "tool", call(how, timeout_ms=20_000))).value
     assert value["ok"] is False
@@ -134,7 +138,7 @@ async def test_bad_tool_server_fails_the_call(there: McpSite, client: Client, *,
 
 
 @run_by(with_site, "tmp_path")
-async def test_lost_tool_session_is_opened_again(there: McpSite, client: Client) -> None:
+async def test_lost_tool_session_is_opened_again(there: McpSite, client: AsyncClient) -> None:
     assert await works(client)
     there.session = "forgotten"
     assert not await works(client)
@@ -142,10 +146,10 @@ async def test_lost_tool_session_is_opened_again(there: McpSite, client: Client)
 
 
 @run_by(with_site, "tmp_path")
-async def test_tool_call_of_a_killed_run_is_cancelled(there: McpSite, client: Client) -> None:
+async def test_tool_call_of_a_killed_run_is_cancelled(there: McpSite, client: AsyncClient) -> None:
     run = await start(client, "tool", call("slow"))
     await wait_until(lambda: "slow" in there.calls)
-    await client.cancel(run)
+    await client.runs.cancel(run)
     await wait_until(lambda: there.cancelled)
     asked = await finish(client, await start(client, "tool", call("slow", timeout_ms=50)))
     assert asked.errno == Errno.ETIMEDOUT

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony import AsyncClient
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_MAX
-from symphony_runtime.client import Client
 from symphony_runtime.gateway.egress.mcp import server
 
 from tests.support.gateway.egress import ask, calls_of, finish, start, tool_table
@@ -25,7 +25,7 @@ def with_tools(tmp_path: Path, scenario: Scenario, **tools: dict[str, Any]) -> N
     with_system(tmp_path, scenario, tools=tables or {"t": tool_table(tmp_path)})
 
 
-async def echoes(client: Client, server: str = "t") -> bool:
+async def echoes(client: AsyncClient, server: str = "t") -> bool:
     return bool((await ask(client, "tool", {"name": f"{server}.echo"})).value["ok"])
 
 
@@ -34,7 +34,7 @@ async def no_call(system: SystemRig) -> None:
 
 
 @run_by(with_tools, "tmp_path")
-async def test_tool_answers_reach_the_program(system: SystemRig, client: Client) -> None:
+async def test_tool_answers_reach_the_program(system: SystemRig, client: AsyncClient) -> None:
     """Answers, a tool's own errors, the protocol's errors and odd content, of one server."""
     given = {"text": "ä", "n": [1, 2.5, None, True], "deep": {"x": {}}}
     echoed = '{"deep": {"x": {}}, "n": [1, 2.5, null, true], "text": "\\u00e4"}'
@@ -61,7 +61,7 @@ async def test_tool_answers_reach_the_program(system: SystemRig, client: Client)
 
 
 @run_by(with_tools, "tmp_path")
-async def test_tool_list_follows_its_server(_: SystemRig, client: Client) -> None:
+async def test_tool_list_follows_its_server(_: SystemRig, client: AsyncClient) -> None:
     listed = (await ask(client, "tools")).value
     names = [tool["name"] for tool in listed]
     assert names[:2] == ["t.echo", "t.sleep"]
@@ -87,7 +87,7 @@ def connections_logged(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.usefixtures("connections_logged")
 @run_by(with_tools, "tmp_path", t={"environment": {"PAGES": str(SIZE)}}, small={})
 async def test_tool_list_without_end_is_cut(
-    system: SystemRig, client: Client, *, caplog: pytest.LogCaptureFixture
+    system: SystemRig, client: AsyncClient, *, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By its bytes. Names that no program can say are left out, and the log stays short."""
     listed = (await ask(client, "tools")).value
@@ -107,7 +107,9 @@ async def test_tool_list_without_end_is_cut(
     with_tools, "tmp_path", t={}, other={"tenants": ["another"]}, none={"tenants": []},
     all={"tenants": ["*"]},
 )  # fmt: skip
-async def test_absent_tool_is_enoent_and_named_in_the_log(_: SystemRig, client: Client) -> None:
+async def test_absent_tool_is_enoent_and_named_in_the_log(
+    _: SystemRig, client: AsyncClient
+) -> None:
     for name in ("t.none", "echo", "other.echo", "none.echo", "absent.echo"):
         asked = await ask(client, "tool", {"name": name})
         assert asked.errno == Errno.ENOENT, name
@@ -118,13 +120,13 @@ async def test_absent_tool_is_enoent_and_named_in_the_log(_: SystemRig, client: 
 
 
 @run_by(with_system, "tmp_path")
-async def test_system_without_tool_servers_has_no_tool(_: SystemRig, client: Client) -> None:
+async def test_system_without_tool_servers_has_no_tool(_: SystemRig, client: AsyncClient) -> None:
     assert (await ask(client, "tool", {"name": "t.echo"})).errno == Errno.ENOENT
     assert (await ask(client, "tools")).value == []
 
 
 @run_by(with_tools, "tmp_path")
-async def test_bad_tool_request_starts_nothing(system: SystemRig, client: Client) -> None:
+async def test_bad_tool_request_starts_nothing(system: SystemRig, client: AsyncClient) -> None:
     deep: Any = 1
     for _depth in range(40):
         deep = [deep]
@@ -151,7 +153,7 @@ SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
 
 
 @run_by(with_tools, "tmp_path")
-async def test_tool_call_past_its_time_is_cancelled(system: SystemRig, client: Client) -> None:
+async def test_tool_call_past_its_time_is_cancelled(system: SystemRig, client: AsyncClient) -> None:
     assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
     # The server is told, and takes others' calls.
     await wait_until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
@@ -160,22 +162,24 @@ async def test_tool_call_past_its_time_is_cancelled(system: SystemRig, client: C
 
 
 @run_by(with_tools, "tmp_path", t={"timeout_seconds": 0.1})
-async def test_tool_call_has_the_operators_time_at_most(_: SystemRig, client: Client) -> None:
+async def test_tool_call_has_the_operators_time_at_most(_: SystemRig, client: AsyncClient) -> None:
     asked = await ask(client, "tool", {**SLEEP, "timeout_ms": 10_000_000})
     assert asked.errno == Errno.ETIMEDOUT
 
 
 @run_by(with_tools, "tmp_path")
-async def test_tool_call_of_a_killed_run_is_cancelled(system: SystemRig, client: Client) -> None:
+async def test_tool_call_of_a_killed_run_is_cancelled(
+    system: SystemRig, client: AsyncClient
+) -> None:
     run = await start(client, "tool", SLEEP)
     await wait_until(lambda: "call sleep" in calls_of(system.data_dir))
-    await client.cancel(run)
+    await client.runs.cancel(run)
     await wait_until(lambda: "notifications/cancelled" in calls_of(system.data_dir))
     await no_call(system)
 
 
 @run_by(with_tools, "tmp_path")
-async def test_program_waiting_for_a_tool_is_idle(system: SystemRig, client: Client) -> None:
+async def test_program_waiting_for_a_tool_is_idle(system: SystemRig, client: AsyncClient) -> None:
     there = system.data_dir / "there"
     request = {"name": "t.wait", "arguments": {"path": str(there)}}
     run = await start(client, "tool", request, kv=True)
@@ -187,11 +191,11 @@ async def test_program_waiting_for_a_tool_is_idle(system: SystemRig, client: Cli
 
 
 @run_by(with_tools, "tmp_path")
-async def test_trace_of_a_run_has_its_tool_call(_: SystemRig, client: Client) -> None:
+async def test_trace_of_a_run_has_its_tool_call(_: SystemRig, client: AsyncClient) -> None:
     request = {"name": "t.sleep", "arguments": {"seconds": 0.02}}
     run = await start(client, "tool", request, trace=True)
     await finish(client, run)
-    events = (await client.trace(run))["traceEvents"]
+    events = (await client.runs.trace(run))["traceEvents"]
     (span,) = [e for e in events if e.get("cat") == "outside"]
     (running,) = [e for e in events if e["name"] == "running"]
     waited = [e for e in events if e["name"] == "claim" and e["cat"] == "wait"][-1]
@@ -204,14 +208,14 @@ async def test_trace_of_a_run_has_its_tool_call(_: SystemRig, client: Client) ->
 
 
 @run_by(with_tools, "tmp_path")
-async def test_metrics_count_tool_calls(system: SystemRig, client: Client) -> None:
+async def test_metrics_count_tool_calls(system: SystemRig, client: AsyncClient) -> None:
     for name in ("t.echo", "t.fail", "t.refuse", "t.none", "none.echo"):
         await ask(client, "tool", {"name": name})
     await ask(client, "tools")
     await ask(client, "http", {"url": "http://127.0.0.1/"})
     run = await start(client, "tool", SLEEP)
     await wait_until(lambda: "call sleep" in calls_of(system.data_dir))
-    await client.cancel(run)
+    await client.runs.cancel(run)
     await no_call(system)
     series = await scrape(system.url, system.admin_key)
     for kind, count in (("tool", 6), ("tools", 1), ("http", 1)):
@@ -228,7 +232,7 @@ async def test_metrics_count_tool_calls(system: SystemRig, client: Client) -> No
 @pytest.mark.parametrize("tool", ["die", "endless"])
 @run_by(with_tools, "tmp_path")
 async def test_ended_tool_server_is_restarted(
-    system: SystemRig, client: Client, *, tool: str
+    system: SystemRig, client: AsyncClient, *, tool: str
 ) -> None:
     """The call under way fails, and is not made again."""
     first = asyncio.create_task(ask(client, "tool", SLEEP))
@@ -246,7 +250,9 @@ async def test_ended_tool_server_is_restarted(
 @run_by(
     with_tools, "tmp_path", gone={"command": ["/no/such/program"]}, ends={"command": ["true"]}, t={}
 )
-async def test_tool_server_that_fails_to_start_fails_calls(_: SystemRig, client: Client) -> None:
+async def test_tool_server_that_fails_to_start_fails_calls(
+    _: SystemRig, client: AsyncClient
+) -> None:
     for name in ("gone", "ends"):
         value = (await ask(client, "tool", {"name": f"{name}.x"})).value
         assert value["ok"] is False
@@ -255,7 +261,9 @@ async def test_tool_server_that_fails_to_start_fails_calls(_: SystemRig, client:
 
 
 @run_by(with_tools, "tmp_path", t={"calls_at_once": 2})
-async def test_tool_calls_past_the_number_at_once_wait(system: SystemRig, client: Client) -> None:
+async def test_tool_calls_past_the_number_at_once_wait(
+    system: SystemRig, client: AsyncClient
+) -> None:
     there = system.data_dir / "there"
     request = {"name": "t.wait", "arguments": {"path": str(there)}}
     runs = [await start(client, "tool", request) for _ in range(4)]
@@ -272,7 +280,7 @@ async def test_tool_calls_past_the_number_at_once_wait(system: SystemRig, client
 
 @run_by(with_tools, "tmp_path", t={"calls_at_once": 1})
 async def test_cancelled_tool_call_keeps_its_place(
-    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server may still work on it, so cancelling gives no tenant more calls at once."""
     monkeypatch.setattr(server, "_HELD_SECONDS", 600.0)
@@ -285,7 +293,7 @@ async def test_cancelled_tool_call_keeps_its_place(
     never = {"name": "t.wait", "arguments": {"path": str(system.data_dir / "never")}}
     run = await start(client, "tool", never)
     await wait_until(lambda: "call wait" in calls_of(system.data_dir))
-    await client.cancel(run)
+    await client.runs.cancel(run)
     await no_call(system)
     asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})
     assert asked.errno == Errno.ETIMEDOUT

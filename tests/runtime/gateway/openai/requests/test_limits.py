@@ -88,7 +88,7 @@ def asked(tmp_path: Path, quotas: Mapping[str, int], **fields: Any) -> tuple[int
     async def main() -> tuple[int, dict[str, Any]]:
         async with SystemRig(tmp_path, assets=assets(), step_ms=2) as system:
             async with system.admin() as admin:
-                await admin.change_tenant("default", quotas=dict(quotas))
+                await admin.admin.change_tenant("default", quotas=dict(quotas))
             model = system.kernel._executor.model.name
             body = {"model": model, "max_tokens": 4, "ignore_eos": True, **fields}
             answer = await system.ask("POST", "/v1/completions", json=body)

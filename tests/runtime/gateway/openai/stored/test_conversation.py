@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.openai.stored import conversation
 
 from tests.e2e import programs as guests
@@ -35,9 +35,9 @@ async def kept(system: SystemRig, response: Any, method: str = "GET", more: str 
 
 @run_by(with_system, "tmp_path")
 async def test_program_gets_the_conversation_before_as_its_input(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(MIRROR, "mirror")
+    await client.programs.upload(MIRROR, "mirror")
     first = await respond(system, "one", metadata={"a": "b"})
     assert mirrored(first)["input"] == "one"
     second = await respond(system, "two", previous_response_id=first["id"])
@@ -61,8 +61,10 @@ async def test_program_gets_the_conversation_before_as_its_input(
 
 
 @run_by(with_system, "tmp_path")
-async def test_run_without_a_kept_request_is_no_response(system: SystemRig, client: Client) -> None:
-    await client.upload(MIRROR, "mirror")
+async def test_run_without_a_kept_request_is_no_response(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await client.programs.upload(MIRROR, "mirror")
     unkept = await respond(system, "one", store=False)
     assert (await kept(system, unkept)).status == 404
     run = await client.run("mirror", "x")
@@ -72,9 +74,9 @@ async def test_run_without_a_kept_request_is_no_response(system: SystemRig, clie
 
 @run_by(with_system, "tmp_path")
 async def test_response_in_the_background_is_cancelled_once(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(guests.HANG_WASM, "mirror")
+    await client.programs.upload(guests.HANG_WASM, "mirror")
     begun = await respond(system, "one", background=True)
     assert (begun["status"], begun["output"]) == ("queued", [])
     assert (await kept(system, begun)).json["status"] == "in_progress"
@@ -90,9 +92,9 @@ async def test_response_in_the_background_is_cancelled_once(
 
 @run_by(with_system, "tmp_path")
 async def test_conversation_past_its_bounds_is_refused(
-    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await client.upload(MIRROR, "mirror")
+    await client.programs.upload(MIRROR, "mirror")
     last: Any = {"id": None}
     for _ in range(3):
         last = await respond(system, "x", previous_response_id=last["id"])
@@ -111,9 +113,9 @@ async def test_conversation_past_its_bounds_is_refused(
 
 @run_by(with_system, "tmp_path")
 async def test_items_of_a_program_that_cannot_be_listed_are_not_kept(
-    system: SystemRig, client: Client
+    system: SystemRig, client: AsyncClient
 ) -> None:
-    await client.upload(MIRROR, "mirror")
+    await client.programs.upload(MIRROR, "mirror")
     refused = await respond(system, [{"role": "user", "content": "x", "id": {}}], 400)
     assert refused["error"]["param"] == "input[0]"
     unkept = await respond(system, {"any": "shape"}, store=False)
@@ -123,9 +125,9 @@ async def test_items_of_a_program_that_cannot_be_listed_are_not_kept(
 @pytest.mark.parametrize("wanted", [None, 1, [1], {}])
 @run_by(with_system, "tmp_path")
 async def test_reference_that_is_no_id_is_refused(
-    system: SystemRig, client: Client, *, wanted: Any
+    system: SystemRig, client: AsyncClient, *, wanted: Any
 ) -> None:
-    await client.upload(MIRROR, "mirror")
+    await client.programs.upload(MIRROR, "mirror")
     error = (await respond(system, [{"type": "item_reference", "id": wanted}], 400))["error"]
     assert error["param"] == "input[0]"
 
@@ -135,18 +137,18 @@ async def test_reference_that_is_no_id_is_refused(
 )
 @run_by(with_system, "tmp_path")
 async def test_tools_that_only_the_program_checks_are_repeated(
-    system: SystemRig, client: Client, *, tools: Any
+    system: SystemRig, client: AsyncClient, *, tools: Any
 ) -> None:
-    await client.upload(MIRROR, "mirror")
+    await client.programs.upload(MIRROR, "mirror")
     assert (await respond(system, "x", tools=tools))["tools"] == tools
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @run_by(with_system, "tmp_path")
 async def test_lone_surrogates_are_repeated_in_ascii(
-    system: SystemRig, client: Client, *, streamed: bool
+    system: SystemRig, client: AsyncClient, *, streamed: bool
 ) -> None:
-    await client.upload(MIRROR, "mirror")
+    await client.programs.upload(MIRROR, "mirror")
     metadata = {"a": "\ud800"}
     first = await respond(system, "\udfff", metadata=metadata)
     assert first["metadata"] == metadata

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from symphony_runtime.client import Client
+from symphony import AsyncClient
 from symphony_runtime.gateway.openai.stored import conversation, handlers
 
 from tests.e2e import programs as guests
@@ -15,9 +15,9 @@ from tests.support.worker.guests import data, drop, main
 SAYS = guests.wasm(main(f"{drop('send', 8, 2)} (i32.const 0)", data(8, b"ok")))
 
 
-async def keep(system: SystemRig, client: Client, given: Any) -> str:
+async def keep(system: SystemRig, client: AsyncClient, given: Any) -> str:
     """Keep a response of a program to this input; return its path."""
-    await client.upload(SAYS, name="says")
+    await client.programs.upload(SAYS, name="says")
     answer = await system.ask("POST", "/v1/responses", json={"model": "says", "input": given})
     assert answer.status == 200, answer
     return f"/v1/responses/{answer.json['id']}"
@@ -25,7 +25,7 @@ async def keep(system: SystemRig, client: Client, given: Any) -> str:
 
 @run_by(with_system, "tmp_path")
 async def test_kept_response_of_many_values_holds_their_memory(
-    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = await keep(system, client, [{"lists": [[]] * 12_000}])
     assert (await system.ask("GET", path)).status == 200
@@ -37,7 +37,7 @@ async def test_kept_response_of_many_values_holds_their_memory(
 
 @run_by(with_system, "tmp_path")
 async def test_kept_items_are_listed_off_the_event_loop(
-    system: SystemRig, client: Client, *, monkeypatch: pytest.MonkeyPatch
+    system: SystemRig, client: AsyncClient, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = await keep(system, client, [{}] * 50_000)
     threads = list[threading.Thread]()

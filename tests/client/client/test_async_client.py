@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from symphony_runtime.client import Client, ConnectionFailed, Event, message_bytes
+from symphony import AsyncClient, ConnectionFailed, Event, message_bytes
 
 from tests.support.gateway.system import SystemRig, refused
 from tests.support.web import serving
@@ -35,8 +35,11 @@ async def test_client_events_are_whole_however_they_are_cut() -> None:
             await asyncio.sleep(0)
         return response
 
-    async with serving(trickle) as port, Client(f"http://127.0.0.1:{port}") as client:
-        events = [event async for event in client.events("run")]
+    async with (
+        serving(trickle) as port,
+        AsyncClient(f"http://127.0.0.1:{port}", retries=0) as client,
+    ):
+        events = [event async for event in client.runs.events("run")]
         assert events == [
             Event(1, "message", {"message": "é"}), Event(2, "status", {"status": "exited"}),
         ]  # fmt: skip
@@ -62,8 +65,8 @@ def test_client_closes_the_connection_of_a_body_that_was_refused_early() -> None
             over.wait()
 
     async def upload(url: str, size: int) -> None:
-        async with Client(url) as client:
-            await refused(client.upload(bytes(size)))
+        async with AsyncClient(url, retries=0) as client:
+            await refused(client.programs.upload(bytes(size)))
 
     sizes = range(1 << 20, 5 << 20, 60 << 10)
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
@@ -82,8 +85,11 @@ async def test_client_reports_answers_that_are_no_problem_documents() -> None:
     async def broken(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="<html>", headers={"Retry-After": "7"})
 
-    async with serving(broken) as port, Client(f"http://127.0.0.1:{port}") as client:
-        error = await refused(client.result("run"))
+    async with (
+        serving(broken) as port,
+        AsyncClient(f"http://127.0.0.1:{port}", retries=0) as client,
+    ):
+        error = await refused(client.runs.get("run"))
     assert (error.status, error.retry_after) == (502, 7.0)
 
 
@@ -96,14 +102,14 @@ async def test_client_reports_a_server_that_disconnects_mid_stream() -> None:
         request.transport.abort()
         return response
 
-    async with serving(cut) as port, Client(f"http://127.0.0.1:{port}") as client:
+    async with serving(cut) as port, AsyncClient(f"http://127.0.0.1:{port}", retries=0) as client:
         with pytest.raises(ConnectionFailed):
-            [event async for event in client.events("run")]
+            [event async for event in client.runs.events("run")]
 
 
 async def test_client_quotes_paths_and_names(tmp_path: Path) -> None:
     async with SystemRig(tmp_path) as system, system.client() as client:
         for name in ("a/b", "ä?x=1#y", "..", "%2e%2e"):
-            assert (await refused(client.kv_stat(name))).status in (400, 404)
-            assert (await refused(client.program(name))).status == 404
-        assert [file async for file in client.kv("a&b=c")] == []
+            assert (await refused(client.kv.stat(name))).status in (400, 404)
+            assert (await refused(client.programs.get(name))).status == 404
+        assert [file async for file in client.kv.list("a&b=c")] == []
