@@ -12,7 +12,7 @@ but the arguments. ValueError: it is not.
 
 from dataclasses import dataclass
 
-from module import (
+from tools.wasm_passes.module import (
     BLOCK,
     BR,
     BR_IF,

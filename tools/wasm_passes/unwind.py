@@ -8,7 +8,7 @@ These are known by name: `nlr_try` stays as it is, and nothing is added behind a
 whose name begins with `nlr_try_`. The values that are returned mean nothing.
 """
 
-from module import (
+from tools.wasm_passes.module import (
     CALL,
     CALL_INDIRECT,
     F32,

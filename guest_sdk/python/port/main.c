@@ -23,6 +23,7 @@
 #define LINE_BYTES_MAX (4096)
 #define LOG_INFO (1)
 
+size_t symphony_syntax_column;
 static qstr source_name;
 static char line[LINE_BYTES_MAX];
 static size_t line_length;
@@ -206,6 +207,20 @@ static NORETURN void fail(mp_obj_t exception) {
     language_fail(text.buf, text.len);
 }
 
+// The same as one line with the place, for who uploads the source.
+static void describe_syntax(void *ctx) {
+    report_t *report = ctx;
+    size_t count, *frames;
+    mp_print_t print;
+    vstr_init_print(&report->text, 256, &print);
+    mp_obj_exception_get_traceback(report->exception, &count, &frames);
+    if (count >= 3) {
+        mp_printf(&print, "line %u", (unsigned)frames[1]);
+        mp_printf(&print, symphony_syntax_column > 0 ? ", column %u: " : ": ", (unsigned)symphony_syntax_column);
+    }
+    mp_obj_print_helper(&print, report->exception, PRINT_EXC);
+}
+
 int32_t lip_main(void);
 int32_t check(void);
 
@@ -230,7 +245,11 @@ int32_t check(void) {
     nlr_buf_t nlr;
     begin();
     if (!nlr_try(&nlr, compile, &program)) {
-        fail(MP_OBJ_FROM_PTR(nlr.ret_val));
+        report_t report = {MP_OBJ_FROM_PTR(nlr.ret_val), {0}};
+        if (nlr_try(&nlr, describe_syntax, &report)) {
+            language_fail(report.text.buf, report.text.len);
+        }
+        fail(report.exception);
     }
     return 0;
 }
