@@ -1,4 +1,4 @@
-"""Compile the program that ships with the server, and record what it was made of.
+"""Compile the programs that ship with the server, and record what they were made of.
 
     python tools/build_shipped_program.py
 
@@ -16,34 +16,82 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from symphony_runtime.cli.projects import ProjectError, find_rust_toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "runtime" / "symphony_runtime" / "gateway" / "openai"
-PROGRAM = FOLDER / "program"
-WASM = FOLDER / "openai.wasm"
-RECORD = PROGRAM / "built.json"
+GATEWAY = ROOT / "runtime" / "symphony_runtime" / "gateway"
 SDK = ROOT / "guest_sdk" / "rust"
 STACK_BYTES = 64 << 10  # a megabyte, as is usual, would be each request's
 
 
-def sources() -> list[Path]:
-    """Return the files that the Wasm depends on, sorted; not what only native tests compile."""
-    found = [*PROGRAM.glob("src/**/*.rs"), *SDK.glob("src/**/*.rs")]
-    found += [PROGRAM / "Cargo.toml", PROGRAM / "Cargo.lock", SDK / "Cargo.toml"]
-    native = ("testing", "tests")
-    return sorted(path for path in found if not {path.stem, path.parent.name} & set(native))
+@dataclass(frozen=True)
+class Shipped:
+    """A program in `gateway/NAME/program`, whose Wasm is `gateway/NAME/NAME.wasm`."""
+
+    name: str
+
+    @property
+    def program(self) -> Path:
+        return GATEWAY / self.name / "program"
+
+    @property
+    def wasm(self) -> Path:
+        return GATEWAY / self.name / f"{self.name}.wasm"
+
+    @property
+    def record(self) -> Path:
+        return self.program / "built.json"
+
+    def sources(self) -> list[Path]:
+        """Return the files that the Wasm depends on, sorted; not what only native tests compile."""
+        found = [*self.program.glob("src/**/*.rs"), *SDK.glob("src/**/*.rs")]
+        found += [self.program / "Cargo.toml", self.program / "Cargo.lock", SDK / "Cargo.toml"]
+        native = {"testing", "tests"}
+        return sorted(path for path in found if not {path.stem, path.parent.name} & native)
+
+    def source_hash(self) -> str:
+        """Return one hash of all of them, with their names."""
+        digest = hashlib.sha256()
+        for path in self.sources():
+            digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+    def describe(self, wasm: bytes) -> dict[str, str]:
+        """Return what is recorded of a build from the present source."""
+        return {
+            "compiler": compiler(),
+            "source": self.source_hash(),
+            "wasm": hashlib.sha256(wasm).hexdigest(),
+        }
+
+    def build(self, root: Path, wasm: Path) -> None:
+        """Compile the program below a repository's root.
+
+        Raises:
+            ProjectError: there is no compiler, or it refuses the source.
+        """
+        common = ["--edition", "2021", "--target", "wasm32-unknown-unknown", "-C", "panic=abort"]
+        with tempfile.TemporaryDirectory() as folder:
+            sdk = Path(folder) / "libsymphony.rlib"
+            library = ["--crate-name", "symphony", "--crate-type", "rlib",
+                       "--cfg", 'feature="std"', "-C", "opt-level=3"]  # fmt: skip
+            _compile(root, SDK / "src" / "lib.rs", sdk, [*common, *library])
+            made = Path(folder) / self.wasm.name
+            program = ["--crate-name", self.name, "--crate-type", "cdylib", "-C", "opt-level=2",
+                       "-C", "lto", "-C", "codegen-units=1", "-C", "strip=symbols",
+                       "-C", f"link-arg=-zstack-size={STACK_BYTES}",
+                       "--extern", f"symphony={sdk}"]  # fmt: skip
+            _compile(root, self.program / "src" / "lib.rs", made, [*common, *program])
+            shutil.copyfile(made, wasm)
 
 
-def source_hash() -> str:
-    """Return one hash of all of them, with their names."""
-    digest = hashlib.sha256()
-    for path in sources():
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
-        digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()
+OPENAI = Shipped("openai")  # behind the OpenAI routes
+ATTACHED = Shipped("attached")  # makes the system calls of attached programs
+PROGRAMS = (OPENAI, ATTACHED)
 
 
 def compiler() -> str:
@@ -55,36 +103,6 @@ def compiler() -> str:
     rustc = find_rust_toolchain().rustc
     asked = subprocess.run([rustc, "--version"], capture_output=True, text=True, check=True)  # noqa: S603 - the developer's own
     return asked.stdout.strip()
-
-
-def describe(wasm: bytes) -> dict[str, str]:
-    """Return what is recorded of a build from the present source."""
-    return {
-        "compiler": compiler(),
-        "source": source_hash(),
-        "wasm": hashlib.sha256(wasm).hexdigest(),
-    }
-
-
-def build(root: Path, wasm: Path) -> None:
-    """Compile the program below a repository's root.
-
-    Raises:
-        ProjectError: there is no compiler, or it refuses the source.
-    """
-    common = ["--edition", "2021", "--target", "wasm32-unknown-unknown", "-C", "panic=abort"]
-    with tempfile.TemporaryDirectory() as folder:
-        sdk = Path(folder) / "libsymphony.rlib"
-        library = ["--crate-name", "symphony", "--crate-type", "rlib", "--cfg", 'feature="std"',
-                   "-C", "opt-level=3"]  # fmt: skip
-        _compile(root, SDK / "src" / "lib.rs", sdk, [*common, *library])
-        made = Path(folder) / WASM.name
-        program = ["--crate-name", "openai", "--crate-type", "cdylib", "-C", "opt-level=2",
-                   "-C", "lto", "-C", "codegen-units=1", "-C", "strip=symbols",
-                   "-C", f"link-arg=-zstack-size={STACK_BYTES}",
-                   "--extern", f"symphony={sdk}"]  # fmt: skip
-        _compile(root, PROGRAM / "src" / "lib.rs", made, [*common, *program])
-        shutil.copyfile(made, wasm)
 
 
 def _compile(root: Path, source: Path, target: Path, flags: list[str]) -> None:
@@ -99,13 +117,16 @@ def _compile(root: Path, source: Path, target: Path, flags: list[str]) -> None:
 
 
 def main() -> int:
-    try:
-        build(ROOT, WASM)
-    except ProjectError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    RECORD.write_text(json.dumps(describe(WASM.read_bytes()), indent=2) + "\n")
-    sys.stdout.write(f"   {WASM.name:24} {WASM.stat().st_size / 1024:6.1f} KB\n")
+    for shipped in PROGRAMS:
+        try:
+            shipped.build(ROOT, shipped.wasm)
+        except ProjectError as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+        described = shipped.describe(shipped.wasm.read_bytes())
+        shipped.record.write_text(json.dumps(described, indent=2) + "\n")
+        kilobytes = shipped.wasm.stat().st_size / 1024
+        sys.stdout.write(f"   {shipped.wasm.name:24} {kilobytes:6.1f} KB\n")
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
+ATTACHED = EXAMPLES / "python"  # attached programs, a file each
 PAGE = ROOT / "docs" / "guides" / "example-lines.md"
 BEGIN, END = "<!-- example lines -->\n", "<!-- end of example lines -->\n"
 _MADE = {"node_modules", "target", "build"}
@@ -62,11 +63,20 @@ def sources(folder: Path, pattern: str) -> list[Path]:
 
 
 def table() -> str:
-    rows = ["| example | Rust | AssemblyScript | Pie | LMQL |", "| --- | --- | --- | --- | --- |"]
-    for folder in sorted(path for path in EXAMPLES.iterdir() if (path / "README.md").is_file()):
+    rows = [
+        "| example | Rust | AssemblyScript | Python | Pie | LMQL |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    folders = (path for path in EXAMPLES.iterdir() if (path / "README.md").is_file())
+    for folder in sorted(path for path in folders if path != ATTACHED):
+        languages = (
+            sources(folder, "*.rs"),
+            sources(folder, "*.ts"),
+            sources(ATTACHED, f"{folder.name}.py"),
+        )
         own = [
             sum(count(path.read_text(encoding="utf-8"), path.suffix) for path in files)
-            for files in (sources(folder, "*.rs"), sources(folder, "*.ts"))
+            for files in languages
         ]
         name = folder.name
         theirs = [others.get(name, ("", 0))[1] for others in (PIE, LMQL)]

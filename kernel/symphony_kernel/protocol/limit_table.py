@@ -44,6 +44,7 @@ class Limit:
         return self.scope is Scope.RUN and self.ceiling is not None
 
 
+UNKEPT_OUTPUT: Final = "unkept_output"  # in `Start.limits`: no limit counts the run's own sends
 HIT: Final = "hit:"  # prefix of a limit's name in the kernel's metrics of a tenant
 
 _DAY_MS: Final = 86_400_000

@@ -316,6 +316,7 @@ IDEMPOTENCY_KEY_BYTES_MAX = 255  # of an Idempotency-Key
 IDEMPOTENCY_SECONDS = 86_400  # for which a key is known
 IDEMPOTENCY_ELSEWHERE_SECONDS_MAX = 30.0  # that a request waits for another gateway's with it
 TENANT_IDEMPOTENCY_KEYS_MAX = 10_000  # of one tenant in that time: past it 429
+ATTACH_QUERY_BYTES_MAX = 4_096  # of `limits` in the query of an attached program
 PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500  # that a request may ask for
 # --- The OpenAI routes (gateway) -----------------------------------------------------------------

@@ -32,6 +32,7 @@ from symphony_runtime.gateway.anthropic.errors import (
 from symphony_runtime.gateway.api.history import add_history
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document, server_version
 from symphony_runtime.gateway.api.routes import ROUTES, Access
+from symphony_runtime.gateway.attached.runs import ATTACHED, AttachedRuns
 from symphony_runtime.gateway.batches.handlers import BATCHES
 from symphony_runtime.gateway.batches.service import Batches
 from symphony_runtime.gateway.clock import now_ms
@@ -98,6 +99,7 @@ class Gateway:
     port: int
     default_key: str | None
     openai: OpenAI
+    attached: AttachedRuns
     files: Files
     batches: Batches
 
@@ -172,7 +174,7 @@ async def serve(
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         _start_tasks(stack, files.run(), batches.run(app))
-        yield Gateway(services, port, default_key, app[OPENAI], files, batches)
+        yield Gateway(services, port, default_key, app[OPENAI], app[ATTACHED], files, batches)
 
 
 async def _register_gateway(store: Store, config: GatewayConfig) -> Members:
@@ -289,6 +291,7 @@ def build_app(
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[MCP] = McpServer(server_version())
+    app[ATTACHED] = AttachedRuns(services.runs, services.programs)
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])
     add_history(app, services)

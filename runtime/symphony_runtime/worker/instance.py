@@ -313,7 +313,7 @@ class Instance:
     # -- Messages ------------------------------------------------------------------------------
     def send(self, data: bytes, result: int = 0) -> int | None:
         """Send to the user, or from a child to its parent. None: suspended until read."""
-        self.run.count_output(len(data))
+        self.run.count_output(len(data), by_child=self.parent is not None)
         if self.parent is not None:
             self.output.append(data)
             return result

@@ -1,7 +1,7 @@
 """A run in its worker: limits that its instances share, and what counts."""
 
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limit_table import run_defaults
+from symphony_kernel.protocol.limit_table import UNKEPT_OUTPUT, run_defaults
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
     RUN_MEMORY_BYTES_MAX,
@@ -49,7 +49,7 @@ class Run:
         "child_depth_max", "children", "children_max", "cpu_limit_ns", "cpu_ns", "handles", "hits",
         "id", "log_bytes", "log_bytes_max", "memory_bytes", "memory_limit", "memory_peak",
         "messages", "messages_max", "output_bytes", "output_bytes_max", "results", "share",
-        "table_elements", "tickets", "tree_memory_max", "unread_bytes", "wall_limit_ms",
+        "table_elements", "tickets", "tree_memory_max", "unkept", "unread_bytes", "wall_limit_ms",
     )  # fmt: skip
 
     def __init__(self, root: int, limits: dict[str, int], share: TenantShare | None = None) -> None:
@@ -67,6 +67,7 @@ class Run:
         self.tree_memory_max = most["tree_memory_bytes"]
         self.table_elements = min(most["table_elements"], TABLE_ELEMENTS_MAX)
         self.output_bytes_max, self.messages_max = most["output_bytes"], most["messages"]
+        self.unkept = bool(limits.get(UNKEPT_OUTPUT))  # its client takes its own sends
         self.log_bytes_max = most["log_bytes"]
         self.children_max, self.child_depth_max = most["children"], most["child_depth"]
         self.tickets = LimitPool(
@@ -90,8 +91,10 @@ class Run:
         """Count that a limit refused a call."""
         self.hits[limit] = self.hits.get(limit, 0) + 1
 
-    def count_output(self, length: int) -> None:
+    def count_output(self, length: int, *, by_child: bool = False) -> None:
         """Charge a message. Raise Ending if the run exceeds a limit."""
+        if self.unkept and not by_child:
+            return
         self.output_bytes += length
         self.messages += 1
         if self.output_bytes > self.output_bytes_max:

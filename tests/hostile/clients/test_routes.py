@@ -44,7 +44,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
     ),
     WRITE: (
         "uploadProgram", "deleteProgram", "putSecret", "deleteSecret", "startRun", "deleteRun",
-        "sendMessage", "cancelRun", "websocket", "putKv", "deleteKv", "createCompletion",
+        "sendMessage", "cancelRun", "websocket", "attach", "putKv", "deleteKv", "createCompletion",
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
         "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",

@@ -105,14 +105,14 @@ async def websocket(request: web.Request) -> web.StreamResponse:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     data = frame.data.encode() if frame.type is WSMsgType.TEXT else frame.data
-                    await _deliver(runs, run, data, request)
+                    await deliver_message(runs, run, data, request)
         finally:
             sending.cancel()
             await asyncio.wait([sending])
     return socket
 
 
-async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Request) -> None:
+async def deliver_message(runs: Runs, run: Run | Record, data: bytes, request: web.Request) -> None:
     """Deliver a message; while the program's inbox is full the socket is not read."""
     while not has_gone(request):
         try:
@@ -126,7 +126,7 @@ async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Requ
 
 
 # --- WebSocket frames ----------------------------------------------------------------------------
-def _encode_frame(opcode: int, data: bytes, *, begins: bool = True, ends: bool = True) -> bytes:
+def encode_frame(opcode: int, data: bytes, *, begins: bool = True, ends: bool = True) -> bytes:
     """Return the data frame of a message, or of a part that begins or ends it (RFC 6455).
 
     A large message is sent in several: aiohttp would send it as one frame, all of it at once. It
@@ -140,7 +140,7 @@ def _encode_frame(opcode: int, data: bytes, *, begins: bool = True, ends: bool =
     return _LONGEST.pack(first, 127, len(data)) + data
 
 
-async def _write_frames(request: web.BaseRequest, frames: bytes) -> None:
+async def write_frames(request: web.BaseRequest, frames: bytes) -> None:
     """Write frames; return when there is room for more. ConnectionError: the client has gone."""
     transport = request.transport
     if transport is None or transport.is_closing():
@@ -160,14 +160,14 @@ async def _send_events(
     outcome = "ended"
     with contextlib.suppress(ConnectionError):  # the client has gone
         while (batch := await reader.next(_HEARTBEAT_SECONDS)) is not None:
-            encoded = [] if batch else [_encode_frame(WSMsgType.PING, b"")]
+            encoded = [] if batch else [encode_frame(WSMsgType.PING, b"")]
             for event in batch:
                 if (message := encode(event)) is not None:
-                    encoded.append(_encode_frame(*message, begins=event.begins, ends=event.ends))
+                    encoded.append(encode_frame(*message, begins=event.begins, ends=event.ends))
                 if event.kind == "status":
                     outcome = event.data["status"]
             del batch  # only the unread bytes stay in memory
-            await _write_frames(request, b"".join(encoded))
+            await write_frames(request, b"".join(encoded))
         await socket.close(message=outcome.encode())
 
 

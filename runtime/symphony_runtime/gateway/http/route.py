@@ -83,7 +83,7 @@ class Route:
 
 _FREE = ("cancelRun", "cancelResponse", "cancelBatch")
 _READS_TOO = ("mcp",)  # a POST also to list tools
-_TWO_WAYS = ("websocket",)  # a GET that then takes messages
+_TWO_WAYS = ("websocket", "attach")  # a GET that then takes messages
 LIMIT = Parameter(
     "limit",
     "how many items a page is to have",

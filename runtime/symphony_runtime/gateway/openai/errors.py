@@ -22,6 +22,7 @@ _BELOW = (
 OUR_PARTS = frozenset(
     {
         "admin",
+        "attached",
         "events",
         "history",
         "key",

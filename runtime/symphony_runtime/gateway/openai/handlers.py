@@ -89,15 +89,6 @@ class OpenAI:
         self.started = int(time.time())
         self._model: tuple[dict[str, Any], Model] | None = None  # with the Welcome that it is from
 
-    async def prepare(self) -> None:
-        """Compile the shipped program before the first request needs it."""
-        try:
-            await self.shipped.program()
-        except Exception:
-            _log.exception(
-                "the program of the OpenAI routes is not ready; each request will try again"
-            )
-
     async def model(self) -> Model:
         """Return the model that the kernel serves; Problem 503: the kernel is away."""
         kernel = self.runs.kernel

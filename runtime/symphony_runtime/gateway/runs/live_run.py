@@ -73,6 +73,7 @@ class Run:
         self.end: Record | None = None  # once known; becomes `record` when it is stored
         self.unstored: Problem | None = None  # why the first attempt to store the end failed
         self.asked: str | None = None  # of a request that is kept, until it is an event
+        self.attached = False  # its messages are kept nowhere: no limit counts them
         self.unwanted = False  # its client has gone: a failure need not be stored
         self.trace: RunTrace | None = None  # if the request asked for one
         self.spans: RunSpans | None = None  # if it is sampled for the operator's traces
@@ -146,6 +147,8 @@ class Run:
         The worker checks these limits as well; the gateway does not rely on it.
         """
         limits = self.record.limits
+        if self.attached:
+            return None
         if self.events.sent + size > (most := limits["output_bytes"]):
             return f"output limit: it sent more than {most} bytes"
         if self.messages > (most := limits["messages"]):

@@ -39,6 +39,7 @@ class RunRequest:
     stream: bool = False
     trace: bool = False
     asked: str | None = None  # what a client asked, to be kept as the first event
+    attached: bool = False  # its messages are kept nowhere, and count towards no limit
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limit_table import limit_of
+from symphony_kernel.protocol.limit_table import UNKEPT_OUTPUT, limit_of
 from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
 
 from symphony_runtime.config.limits import Limits
@@ -145,7 +145,7 @@ class Runs:
         for worker in self._admit(tenant):
             record = new_record(self.new_instance(), tenant, program, entry, request, run_id)
             run = Run(record, program, worker, self._store, listener)
-            run.asked = request.asked
+            run.asked, run.attached = request.asked, request.attached
             if request.trace:
                 run.trace = RunTrace(run.admitted, worker.name)
             self._add_run(run)
@@ -339,6 +339,8 @@ class Runs:
         self.send_modules(worker, modules)
         tenant, module, traced = record.tenant, run.program.module, run.trace is not None
         limits = self.limits.of(tenant).of_worker(record.limits)
+        if run.attached:
+            limits[UNKEPT_OUTPUT] = 1
         worker.send(m.Start(record.seq, module, record.entry, data, limits, traced, tenant))
         run.started = True
         if run.trace is not None:

@@ -39,7 +39,7 @@ from tests.support.gateway.families import (
     reference_tokenizer,
 )
 from tests.support.requirements import lacking
-from tools.build_shipped_program import PROGRAM
+from tools.build_shipped_program import OPENAI
 
 FAMILIES = tuple(TEMPLATES)
 WEATHER: dict[str, Any] = {
@@ -161,7 +161,7 @@ def test_rendered_calls_are_parsed_back_in_every_split(tmp_path: Path) -> None:
     path.write_text(json.dumps(cases))
     done = subprocess.run(
         [toolchain.cargo, "test", "--quiet", "rendered_answers"],
-        cwd=PROGRAM,
+        cwd=OPENAI.program,
         env={**(toolchain.environment or os.environ), "SYMPHONY_RENDERED": str(path)},
         capture_output=True,
         text=True,

@@ -1,14 +1,33 @@
 """The routes of lists of runs and of their changes, a part of the route table."""
 
 from symphony_kernel.protocol.limit_table import LIMITS
-from symphony_kernel.protocol.limits import NAME_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    ATTACH_QUERY_BYTES_MAX,
+    NAME_BYTES_MAX,
+    RUN_PRIORITY_MAX,
+)
 
 from symphony_runtime.gateway.api.openapi import EVENTS
 from symphony_runtime.gateway.api.runs import handlers as runs
+from symphony_runtime.gateway.api.runs.attached import attach
 from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 from symphony_runtime.gateway.runs.record import FINAL, LIVE
 
 RUN_ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET", "/v1/attached", "attach", attach,
+        "Make a program's system calls from a client, over a WebSocket",
+        {101: Answer("the protocol changes to WebSocket")}, problems=(404, 409, 426),
+        parameters=(
+            Parameter("run", "take this run up, in place of starting one"),
+            Parameter("park", "keep the run without its client, up to its limits", FLAG),
+            Parameter("limits", "JSON: limits of the run, as `limits` of a run has them",
+                      {"type": "string", "maxLength": ATTACH_QUERY_BYTES_MAX}),
+            Parameter("priority", "of the run", {"type": "integer", "minimum": 0,
+                                                 "maximum": RUN_PRIORITY_MAX}),
+            Parameter("trace", "keep a trace of the run", FLAG),
+        ),
+    ),
     Route(
         "GET", "/v1/events", "followRuns", runs.follow_runs,
         "Follow all runs of the tenant: their starts, changes and ends",

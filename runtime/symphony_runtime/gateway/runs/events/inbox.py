@@ -28,12 +28,7 @@ class Inbox:
 
     async def next(self) -> bytes:
         """Return the messages that wait, joined, up to BATCH_BYTES; empty at the end."""
-        while not self._messages and not self.over:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+        await self._wait_for_message()
         given, size = [], 0
         while self._messages and size < BATCH_BYTES:
             given.append(self._messages.popleft())
@@ -46,6 +41,24 @@ class Inbox:
             size = BATCH_BYTES
         self.waiting -= size
         return given[0] if len(given) == 1 else b"".join(given)
+
+    async def next_messages(self) -> list[bytes]:
+        """Return whole messages that wait, about BATCH_BYTES of them; none at the end."""
+        await self._wait_for_message()
+        given, size = list[bytes](), 0
+        while self._messages and size < BATCH_BYTES:
+            given.append(self._messages.popleft())
+            size += len(given[-1])
+        self.waiting -= size
+        return given
+
+    async def _wait_for_message(self) -> None:
+        while not self._messages and not self.over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,0 +1,15 @@
+"""The calls of a program, by the names of the Rust SDK.
+
+kv          KV files; `handle` has what passes need of one
+pred        forward passes
+sampling    how text is generated
+stream      tokens and text that come as the server samples them
+session     a text or a chat that grows
+score       how likely answers are
+constraint  JSON schemas, regular expressions and grammars that texts keep to
+model       what the model is, tokens, chat template
+process     time, children, queues
+tool, http  the outside
+prompt      templates, turns
+packing     numbers as bytes, options as MessagePack
+"""

@@ -1,0 +1,67 @@
+"""The handshake of attached programs; tests/e2e/test_attached.py has what follows it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgpack
+import pytest
+
+from tests.support.gateway.system import SystemRig
+from tests.support.waiting import wait_until
+
+
+@asynccontextmanager
+async def session_of(tmp_path: Path) -> AsyncIterator[tuple[SystemRig, aiohttp.ClientSession]]:
+    async with SystemRig(tmp_path) as system:
+        headers = {"Authorization": f"Bearer {system.key}"}
+        async with aiohttp.ClientSession(system.url, headers=headers) as session:
+            yield system, session
+
+
+REFUSED: tuple[tuple[dict[str, str], int, str], ...] = (
+    ({}, 426, "takes WebSocket handshakes only"),
+    ({"limits": "{"}, 400, "`limits` must be JSON"),
+    ({"limits": '{"wall_ms": 0}'}, 400, "wall_ms"),
+    ({"limits": "9" * 5_000}, 400, "longer than"),
+    ({"limits": '{"output_bytes": 1, "nonsense": 2}'}, 400, "nonsense"),
+    ({"priority": "9"}, 400, "priority"),
+    ({"park": "maybe"}, 400, "park"),
+    ({"run": "run_of_nobody"}, 404, "run_of_nobody"),
+)
+
+
+async def test_request_that_starts_nothing_is_refused_with_words(tmp_path: Path) -> None:
+    async with session_of(tmp_path) as (_, session):
+        for query, status, words in REFUSED:
+            async with session.get("/v1/attached", params=query) as response:
+                assert response.status == status
+                assert words in (await response.json())["detail"]
+
+
+async def test_run_of_another_tenant_cannot_be_taken_up(tmp_path: Path) -> None:
+    async with session_of(tmp_path) as (system, session):
+        key = await system.add_tenant("stranger")
+        async with session.ws_connect("/v1/attached", params={"park": "1"}) as socket:
+            run = (await socket.receive_json())["run"]
+            headers = {"Authorization": f"Bearer {key}"}
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await session.ws_connect("/v1/attached", params={"run": run}, headers=headers)
+            assert refused.value.status == 404
+
+
+async def test_run_without_its_client_ends_and_leaves_no_record(tmp_path: Path) -> None:
+    async with session_of(tmp_path) as (system, session):
+        async with session.ws_connect("/v1/attached") as socket:
+            run = (await socket.receive_json())["run"]
+            await socket.send_bytes(msgpack.packb([[1, "hello", {"version": 1}]]))
+            (answer,) = msgpack.unpackb(await socket.receive_bytes())
+            assert answer[:2] == [1, 0]
+            async with session.get("/v1/runs", params={"live": "1"}) as response:
+                live: list[dict[str, Any]] = (await response.json())["data"]
+            assert [each["id"] for each in live] == [run]
+        await wait_until(lambda: not system.gateway.services.runs.live_by_tenant())
+        async with session.get(f"/v1/runs/{run}") as response:
+            assert response.status == 404
