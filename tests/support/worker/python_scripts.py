@@ -1,0 +1,53 @@
+"""Python programs that go wrong, and what their runs say of it."""
+
+HOSTILE = {
+    "loop": ("while True: pass", "CPU"),
+    "loop_in_a_task": (
+        "import asyncio\nasync def main():\n while True: await asyncio.sleep(0)\n"
+        "asyncio.run(main())",
+        "CPU",
+    ),
+    "memory": ("a = []\nwhile True: a.append(bytearray(100000))", "MemoryError"),
+    "one_allocation": ("bytearray(1 << 30)", "MemoryError"),
+    "text": ("t = 'x'\nwhile True: t += t", "MemoryError"),
+    "recursion": ("def f(): return f()\nf()", "RecursionError"),
+    "nested_list": (
+        "a = []\nfor i in range(100000): a = [a]\nprint(len(repr(a)))",
+        "RecursionError",
+    ),
+    "nested_json": ("import json\njson.loads('[' * 100000)", "RecursionError"),
+    "nested_source": ("eval('(' * 20000 + ')' * 20000)", "Error"),
+    "regex": ("import re\nre.match('(a*)*b', 'a' * 40)", ""),
+    "integers": ("x = 3\nwhile True: x = x * x", ""),
+    "bad_handles": (
+        "import _lip\nfor n in range(-3, 100):\n for f in (_lip.kv_len, _lip.kv_fork):\n"
+        "  try: f(n)\n  except Exception as e: pass\nprint('done')\nraise ValueError('end')",
+        "ValueError: end",
+    ),
+    "bad_tickets": ("import _lip\n_lip.wait([1, 2, 3 << 28], 10)", "EBADF"),
+    "sort_that_changes_the_list": (
+        "a = list(range(100))\ndef key(x):\n a.clear()\n return x\na.sort(key=key)",
+        "list modified during sort",
+    ),
+    "exception_in_eq": (
+        "class A:\n def __eq__(s, o): raise KeyError('eq')\n def __hash__(s): return 1\n"
+        "{A(): 1, A(): 2}",
+        "KeyError: eq",
+    ),
+    "generator_of_itself": (
+        "def g():\n yield from x\nx = g()\nnext(x)",
+        "ValueError: generator already executing",
+    ),
+    "deadlock": (
+        "import asyncio\nasyncio.run(asyncio.Event().wait())",
+        "nothing can come any more",
+    ),
+    "no_coroutine": ("import asyncio\nasyncio.run(asyncio.gather(1))", "Error"),
+    "output": ("import _lip\nwhile True: _lip.send('x' * 100000)", "output"),
+    "no_files": ("open('/etc/passwd')", "a program has no files"),
+    "no_modules": ("import os", "no module named 'os'"),
+    "native_code": (
+        "@micropython.viper\ndef f(): return ptr32(0)[0]\nf()",
+        "",
+    ),
+}
