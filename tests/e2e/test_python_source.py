@@ -28,7 +28,7 @@ async def run_file(server: RunningServer, path: Path, given: dict[str, Any]) -> 
     """Run an example's own file; return what its function returned."""
     async with server.client() as client:
         result = await run_source(client, path.read_text(), given)
-    assert result["status"] == "exited", result
+    assert result["status"] == "exited", result["reason"]
     (message,) = answers(result)
     return message
 

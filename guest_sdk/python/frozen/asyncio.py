@@ -106,6 +106,11 @@ class Ticket(Future):
         _lip.cancel(self._number)
         return super().cancel(msg)
 
+    def add_done_callback(self, callback):
+        super().add_done_callback(callback)
+        if not self._state:
+            _tickets[self._number] = self
+
     def _answer(self, result):
         if isinstance(result, int):
             from symphony.errors import call_error
@@ -116,6 +121,9 @@ class Ticket(Future):
             self._finish(1, result if self._decode is None else self._decode(result))
         except Exception as error:
             self._finish(2, error)
+
+    def _wanted(self):
+        return not self._state and (self._waiters or self._callbacks)
 
     def __del__(self):
         if not self._state and not self._live:
@@ -210,7 +218,7 @@ def _turn():
             break
     if _ready:
         return True
-    waiting = [ticket for ticket in _tickets.values() if not ticket._state and ticket._waiters]
+    waiting = [ticket for ticket in _tickets.values() if ticket._wanted()]
     _tickets.clear()
     if not waiting:
         return False
@@ -319,8 +327,6 @@ async def wait(awaitables, timeout=None, return_when=ALL_COMPLETED):
             for work in works + ([] if clock is None else [clock]):
                 if not work.done():
                     work.add_done_callback(wake)
-                    if isinstance(work, Ticket):
-                        ensure_future(_quietly(work))
             await changed
     finally:
         if clock is not None:

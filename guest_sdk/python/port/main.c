@@ -19,8 +19,12 @@
 
 #define HEAP_BYTES_FIRST (128 << 10)
 #define HEAP_BYTES_ADDED_MAX (48 << 20) // in one piece; the server limits the whole memory
-#define STACK_BYTES_USED_MAX (STACK_BYTES - (32 << 10)) // of C's stack, which begins at address 0
+#ifndef STACK_BYTES_USED_MAX
+#define STACK_BYTES_USED_MAX (56 << 10) // of C's stack: Wasm's own, of 256 KiB, fills faster
+#endif
 #define LINE_BYTES_MAX (4096)
+#define FRAMES_FIRST (4) // of a traceback
+#define FRAMES_LAST (8)
 #define LOG_INFO (1)
 
 size_t symphony_syntax_column;
@@ -126,19 +130,29 @@ static bool is_user_s(qstr file) {
     return file == source_name;
 }
 
-// As CPython's, but for the frames of the frozen library.
+static void print_frame(const mp_print_t *print, const size_t *frame) {
+    mp_printf(print, "  File \"%q\", line %u", (qstr)frame[0], (unsigned)frame[1]);
+    mp_printf(print, frame[2] == MP_QSTRnull ? "\n" : ", in %q\n", (qstr)frame[2]);
+}
+
+// As CPython's, but for the frames of the frozen library, and those in the middle of a long one.
 static void print_exception(const mp_print_t *print, mp_obj_t exception) {
-    size_t count, *frames;
-    bool headed = false;
+    size_t count, *frames, shown = 0, all = 0;
     mp_obj_exception_get_traceback(exception, &count, &frames);
+    for (size_t i = 0; i < count; i += 3) {
+        all += is_user_s(frames[i]);
+    }
+    mp_print_str(print, all > 0 ? "Traceback (most recent call last):\n" : "");
     for (size_t i = count; i >= 3; i -= 3) {
-        size_t *frame = frames + i - 3;
-        if (is_user_s(frame[0])) {
-            mp_print_str(print, headed ? "" : "Traceback (most recent call last):\n");
-            headed = true;
-            mp_printf(print, "  File \"%q\", line %u", (qstr)frame[0], (unsigned)frame[1]);
-            mp_printf(print, frame[2] == MP_QSTRnull ? "\n" : ", in %q\n", (qstr)frame[2]);
+        if (!is_user_s(frames[i - 3])) {
+            continue;
         }
+        if (shown < FRAMES_FIRST || shown + FRAMES_LAST >= all) {
+            print_frame(print, frames + i - 3);
+        } else if (shown == FRAMES_FIRST) {
+            mp_printf(print, "  ... %u more\n", (unsigned)(all - FRAMES_FIRST - FRAMES_LAST));
+        }
+        ++shown;
     }
     mp_obj_print_helper(print, exception, PRINT_EXC);
 }

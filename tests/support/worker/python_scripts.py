@@ -1,22 +1,22 @@
 """Python programs that go wrong, and what their runs say of it."""
 
 HOSTILE = {
-    "loop": ("while True: pass", "CPU"),
+    "loop": ("while True: pass", "cpu time limit"),
     "loop_in_a_task": (
         "import asyncio\nasync def main():\n while True: await asyncio.sleep(0)\n"
         "asyncio.run(main())",
-        "CPU",
+        "cpu time limit",
     ),
-    "memory": ("a = []\nwhile True: a.append(bytearray(100000))", "MemoryError"),
+    "memory": ("a = []\nwhile True: a.append(bytearray(4 << 20))", "MemoryError"),
     "one_allocation": ("bytearray(1 << 30)", "MemoryError"),
     "text": ("t = 'x'\nwhile True: t += t", "MemoryError"),
-    "recursion": ("def f(): return f()\nf()", "RecursionError"),
+    "recursion": ("def f(): return f()\nf()", "maximum recursion depth"),
     "nested_list": (
         "a = []\nfor i in range(100000): a = [a]\nprint(len(repr(a)))",
-        "RecursionError",
+        "maximum recursion depth",
     ),
-    "nested_json": ("import json\njson.loads('[' * 100000)", "RecursionError"),
-    "nested_source": ("eval('(' * 20000 + ')' * 20000)", "Error"),
+    "nested_json": ("import json\njson.loads('[' * 100000)", "ValueError"),
+    "nested_source": ("eval('[' * 3000)", "maximum recursion depth"),
     "regex": ("import re\nre.match('(a*)*b', 'a' * 40)", ""),
     "integers": ("x = 3\nwhile True: x = x * x", ""),
     "bad_handles": (
@@ -46,8 +46,4 @@ HOSTILE = {
     "output": ("import _lip\nwhile True: _lip.send('x' * 100000)", "output"),
     "no_files": ("open('/etc/passwd')", "a program has no files"),
     "no_modules": ("import os", "no module named 'os'"),
-    "native_code": (
-        "@micropython.viper\ndef f(): return ptr32(0)[0]\nf()",
-        "",
-    ),
 }
