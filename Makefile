@@ -34,7 +34,7 @@ NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install system compiled wheel shipped-program console screenshots demo serve check format test docs diagrams react-run bench fuzz \
+.PHONY: help install system compiled wheel python-module shipped-program console screenshots demo serve check format test docs diagrams react-run bench fuzz \
 	schemathesis examples clean
 
 help:
@@ -81,6 +81,10 @@ build/examples: $(VENV)/installed build/toolchains $(EXAMPLE_SOURCES)
 	@echo "== examples: compiling every LIP in examples/ (under a minute)"
 	@$(RUNNING) python tools/build_examples.py
 	@touch $@
+
+python-module: $(VENV)/installed
+	@echo "== python-module: MicroPython as the language module of Python, whose Wasm is committed (minutes)"
+	@$(RUNNING) python -m tools.python_module
 
 shipped-program: $(VENV)/installed build/toolchains
 	@echo "== shipped-program: the LIP behind the OpenAI routes, whose Wasm is committed (seconds)"

@@ -47,7 +47,9 @@ NEEDED = ("clang", "wasm-ld", "wasm-opt", "make", "gcc", "patch", "apt-get")
 def sources() -> list[Path]:
     """Return the files of this repository that the module depends on, sorted."""
     passes = (ROOT / "tools" / "wasm_passes").glob("*.py")
-    own = [path for path in [*PORT.rglob("*"), *(FOLDER / "frozen").rglob("*.py")] if path.is_file()]
+    own = [
+        path for path in [*PORT.rglob("*"), *(FOLDER / "frozen").rglob("*.py")] if path.is_file()
+    ]
     return sorted([*own, *passes, Path(__file__)])
 
 

@@ -77,7 +77,7 @@ class Library:
         return files, computing
 
     def give_back(self, wanted: list[int]) -> None:
-        """Close the files that nobody uses any more and that are not kept."""
+        """Close the files that no answer uses any more, and that are not kept."""
         for number in wanted:
             document = self.documents[number]
             document.users -= 1

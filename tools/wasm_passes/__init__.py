@@ -1,1 +1,1 @@
-"""Passes over the linked Wasm of an interpreter in C, which make it what the server can run safely."""
+"""Passes over the linked Wasm of an interpreter in C, which need nothing but plain Wasm."""

@@ -1,4 +1,4 @@
-"""A Wasm module as the passes see it: its sections, types, names, and the bodies of its functions."""
+"""A Wasm module as the passes see it: sections, types, names, and the bodies of its functions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +8,10 @@ BLOCK, LOOP, IF, ELSE, END = 0x02, 0x03, 0x04, 0x05, 0x0B
 BR, BR_IF, BR_TABLE, RETURN, UNREACHABLE = 0x0C, 0x0D, 0x0E, 0x0F, 0x00
 CALL, CALL_INDIRECT = 0x10, 0x11
 LOCAL_GET, LOCAL_SET, LOCAL_TEE, GLOBAL_GET, GLOBAL_SET = 0x20, 0x21, 0x22, 0x23, 0x24
+# Blocks, branches, calls, locals and globals, the memory's size, and integers.
+_ONE_IMMEDIATE = (
+    BLOCK, LOOP, IF, BR, BR_IF, CALL, *range(LOCAL_GET, GLOBAL_SET + 1), 0x3F, 0x40,
+)  # fmt: skip
 _FUNCTION = 0
 _CODE = 10
 
@@ -54,9 +58,7 @@ def leb(value: int) -> bytes:
 
 def skip(reader: Reader, opcode: int) -> None:
     """Skip the immediates of an instruction; ValueError: an instruction that C does not make."""
-    if opcode in (0x02, 0x03, 0x04):  # block, loop, if
-        reader.u32()
-    elif opcode in (0x0C, 0x0D, CALL) or 0x20 <= opcode <= 0x24 or opcode in (0x3F, 0x40):
+    if opcode in _ONE_IMMEDIATE:
         reader.u32()
     elif opcode == 0x0E:
         for _ in range(reader.u32() + 1):

@@ -2,12 +2,12 @@
 
 A collector that looks for pointers in C's stack does not see Wasm's locals. This pass gives each
 function that needs it a frame on that stack, with a place for each local that is used behind a call
-that may reach `gc_collect`. A local with few assignments is stored behind each of them, and one with
-few such calls before each of these. What a place held before stays until the function ends: the
-collector may keep garbage for longer, and never frees what is in use.
+that may reach `gc_collect`. A local with few assignments is stored behind each of them, and one
+with few such calls before each of these. What a place held before stays until the function ends:
+the collector may keep garbage for longer, and never frees what is in use.
 
-The module has to be flat, as binaryen's `--flatten` makes it: at a call nothing is on Wasm's own stack
-but the arguments. ValueError: it is not.
+The module has to be flat, as binaryen's `--flatten` makes it: at a call nothing is on Wasm's own
+stack but the arguments. ValueError: it is not.
 """
 
 from dataclasses import dataclass
@@ -174,7 +174,9 @@ class _Function:
 
     def _emit(self, places: dict[int, int], size: int, early: set[int], behind: list[int]) -> int:
         frame, pointer = leb(len(self.kinds)), leb(_STACK_POINTER)
-        enter = b"\x23" + pointer + b"\x41" + _signed(size) + b"\x6b\x22" + frame + b"\x24" + pointer
+        enter = (
+            b"\x23" + pointer + b"\x41" + _signed(size) + b"\x6b\x22" + frame + b"\x24" + pointer
+        )
         leave = b"\x20" + frame + b"\x41" + _signed(size) + b"\x6a\x24" + pointer
         results = self.module.results[self.module.types[self.index]]
         out, stores = bytearray(self._locals() + enter), 0

@@ -1,11 +1,11 @@
 """Make functions return while a flag is set: exceptions without Wasm's exceptions.
 
-Interpreters in C leave many functions at once by `longjmp`, which Wasm has only with its exceptions;
-the server keeps these off. Here the C code sets a flag (the global that the function
+Interpreters in C leave many functions at once by `longjmp`, which Wasm has only with its
+exceptions; the server keeps these off. Here the C code sets a flag (the global that the function
 `nlr_set_unwinding` sets) and returns. This pass adds a return behind each call that may come back
-with the flag set: the functions between are left one by one, up to one that looks at the flag itself.
-These are known by name: `nlr_try` stays as it is, and nothing is added behind a call of a function
-whose name begins with `nlr_try_`. The values that are returned mean nothing.
+with the flag set: the functions between are left one by one, up to one that looks at the flag
+itself. These are known by name: `nlr_try` stays as it is, and nothing is added behind a call of a
+function whose name begins with `nlr_try_`. The values that are returned mean nothing.
 """
 
 from tools.wasm_passes.module import (
@@ -62,9 +62,7 @@ def _rewrite(module: Module, index: int, flag: int, may: set[int]) -> int:
     check = b"\x23" + leb(flag) + b"\x04\x40" + values + b"\x0f\x0b"
     out, copied, checks = bytearray(), 0, 0
     for opcode, start, end in instructions(body, code_at(body)):
-        if opcode == CALL_INDIRECT or (
-            opcode == CALL and Reader(body, start + 1).u32() in may
-        ):
+        if opcode == CALL_INDIRECT or (opcode == CALL and Reader(body, start + 1).u32() in may):
             out += body[copied:end] + check
             copied, checks = end, checks + 1
     module.bodies[index - module.imports] = bytes(out + body[copied:])
