@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from symphony.sdk.constraint import Constraint
     from symphony.sdk.kv import Advice, KvFile, Rights, Save
     from symphony.sdk.packing import Choice, Scored, TokenSet
+    from symphony.sdk.process import Grant, Process
     from symphony.sdk.sampling import Sampling
     from symphony.sdk.session import Reply, Session, Usage
+    from symphony.sdk.stream import Finish
 
 __all__ = [
     "Advice",
@@ -44,8 +46,11 @@ __all__ = [
     "Constraint",
     "DeployError",
     "Event",
+    "Finish",
+    "Grant",
     "JsonObject",
     "KvFile",
+    "Process",
     "Program",
     "Reply",
     "Rights",
@@ -86,8 +91,10 @@ _HOMES = {
     "symphony.sdk.constraint": ("Constraint",),
     "symphony.sdk.kv": ("Advice", "KvFile", "Rights", "Save"),
     "symphony.sdk.packing": ("Choice", "Scored", "TokenSet"),
+    "symphony.sdk.process": ("Grant", "Process"),
     "symphony.sdk.sampling": ("Sampling",),
     "symphony.sdk.session": ("Reply", "Session", "Usage"),
+    "symphony.sdk.stream": ("Finish",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = ("symphony.attached", "symphony.sdk")  # whose names are modules

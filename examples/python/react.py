@@ -35,7 +35,7 @@ class Answer:
     steps: list[Step] = field(default_factory=list)
 
 
-@symphony.program
+@symphony.program(permissions=["tool"])
 async def react(
     question: str,
     queries: list[str] | None = None,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -14,7 +14,7 @@ from symphony.attached.errors import SymphonyError
 from symphony.attached.place import find_server
 from symphony.attached.run import attach
 from symphony.programs.schema import Signature
-from symphony.programs.source import source_of, version_of
+from symphony.programs.source import source_of, version_of, with_manifest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,13 +38,18 @@ class Program(Generic[P, T]):
     """
 
     def __init__(
-        self, function: Callable[P, Awaitable[T]], name: str | None, options: Mapping[str, Any]
+        self,
+        function: Callable[P, Awaitable[T]],
+        name: str | None,
+        permissions: Sequence[str],
+        options: Mapping[str, Any],
     ) -> None:
         if not asyncio.iscoroutinefunction(function):
             raise TypeError(f"{getattr(function, '__name__', function)} must be an `async def`")
         functools.update_wrapper(self, function)
         self._function, self._options = function, options
         self.name = name or function.__name__
+        self.permissions = tuple(permissions)
         self.signature = Signature(function)
 
     @property
@@ -63,6 +68,17 @@ class Program(Generic[P, T]):
     @property
     def version(self) -> str:
         return version_of(self.source)
+
+    @property
+    def deployed_source(self) -> str:
+        """The source as a server gets it: with a manifest before its first line."""
+        manifest = {
+            "description": (self.__doc__ or "").strip(),
+            "input_schema": self.input_schema,
+            "output_schema": self.output_schema,
+            "permissions": list(self.permissions),
+        }
+        return with_manifest(self.source, manifest)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Call the function, in the run that is attached."""
@@ -106,7 +122,7 @@ class Program(Generic[P, T]):
             server or self._options.get("server"), key or self._options.get("key")
         )
         headers = {"Authorization": f"Bearer {key}", "Content-Type": PYTHON}
-        query, body = {"name": name or self.name}, self.source.encode()
+        query, body = {"name": name or self.name}, self.deployed_source.encode()
         async with (
             aiohttp.ClientSession(headers=headers) as session,
             session.post(f"{url}/v1/programs", params=query, data=body) as response,
@@ -147,7 +163,7 @@ def program(function: Callable[P, Awaitable[T]], /) -> Program[P, T]: ...
 
 @overload
 def program(
-    *, name: str | None = None, **options: Any
+    *, name: str | None = None, permissions: Sequence[str] = (), **options: Any
 ) -> Callable[[Callable[P, Awaitable[T]]], Program[P, T]]: ...
 
 
@@ -156,12 +172,15 @@ def program(
     /,
     *,
     name: str | None = None,
+    permissions: Sequence[str] = (),
     **options: Any,
 ) -> Program[P, T] | Callable[[Callable[P, Awaitable[T]]], Program[P, T]]:
     """Make a program of an async function; with options, those of `attach` for its runs.
 
+    `permissions` are those that it needs when it is deployed: "http", "tool".
+
     Raises TypeError if it is no `async def`, and SignatureError for types without a JSON schema.
     """
     if function is not None:
-        return Program(function, name, options)
-    return lambda given: Program(given, name, options)
+        return Program(function, name, permissions, options)
+    return lambda given: Program(given, name, permissions, options)

@@ -19,6 +19,7 @@ from symphony import AsyncClient, ClientError, Event, ServerError
 
 from symphony_runtime.cli.admin import add_admin
 from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, Parser, add_command
+from symphony_runtime.cli.development.commands import add_development
 from symphony_runtime.cli.kv import add_kv
 from symphony_runtime.cli.output import (
     STDOUT,
@@ -95,19 +96,21 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> None:
-    from symphony_runtime.cli import projects
+    from symphony_runtime.cli.development.languages import language_of
+    from symphony_runtime.cli.projects import run_compiler
 
     def say(words: str) -> None:
         print(f"symphony: {words}", file=sys.stderr, flush=True)
 
-    print(projects.build(options.directory, say))
+    directory = options.directory.resolve()
+    print(language_of(directory).build(directory, say, quick=False, run=run_compiler))
 
 
 def _new(options: argparse.Namespace) -> None:
     from symphony_runtime.cli import projects
 
-    made = projects.new(options.name, options.lang, options.directory)
-    print(f"{made}\nnext: symphony build {made}")
+    made = projects.new(options.name, options.lang, options.directory, options.template)
+    print(f"{made}\nnext: symphony dev {made}")
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -167,6 +170,13 @@ async def _remove_program(client: AsyncClient, options: argparse.Namespace) -> N
         await client.programs.delete_name(name)
     else:
         await client.programs.delete(name)
+
+
+async def _versions(client: AsyncClient, options: argparse.Namespace) -> None:
+    from symphony_runtime.cli.development.deploying import versions_of
+
+    options.program = versions_of(options)
+    await _list_versions(client, options)
 
 
 async def _list_versions(client: AsyncClient, options: argparse.Namespace) -> None:
@@ -471,6 +481,8 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     rollback.add_argument(
         "version", nargs="?", help="the digest's first digits (else the one before)"
     )
+    versions = add("versions", "list the versions of a program", _versions, *usual, LIMITED)
+    versions.add_argument("name", nargs="?", help="else that of symphony.toml in this folder")
     alias = add("alias", "point a name, maybe a new one, at a program", _alias, *usual)
     alias.add_argument("name")
     alias.add_argument("program", metavar="PROGRAM", help="a name, NAME@VERSION or an id")
@@ -495,7 +507,14 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     new = add("new", "create a project for a program", _new)
     new.add_argument("name")
     new.add_argument("--lang", choices=("rust", "assemblyscript"), default="rust")
+    new.add_argument(
+        "--template",
+        choices=("completion", "chat", "agent", "rag", "structured"),
+        default="completion",
+        help="what the program does at first; default completion",
+    )
     new.add_argument("--directory", type=Path, default=Path(), help="where to create its folder")
+    add_development(commands)
     doctor = add("doctor", "check what this machine has and lacks", _doctor, *usual)
     doctor.add_argument("--model", default="tiny")
     return parser

@@ -19,11 +19,13 @@ class RunOutput:
     """A run's messages on stdout as they come, and notes about the run on stderr.
 
     Messages are pieces of one text, unless `lines` gives each a line of its own. On a terminal a
-    note begins on a new line. A file gets the program's bytes alone.
+    note begins on a new line. A file gets the program's bytes alone, or with `separate` also an
+    end of line behind each run that lacks one.
     """
 
-    def __init__(self, *, lines: bool) -> None:
+    def __init__(self, *, lines: bool, separate: bool = False) -> None:
         self._lines = lines
+        self._separate = separate
         self._line_open = False
 
     def message(self, message: bytes) -> None:
@@ -35,13 +37,13 @@ class RunOutput:
             self._line_open = not message.endswith(b"\n")
 
     def note(self, words: str) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and sys.stdout.isatty():
             self.end_line()
-        print(words, file=sys.stderr)
+        print(words, file=sys.stderr, flush=True)
 
     def end_line(self) -> None:
-        """End the line that the program has left open on a terminal."""
-        if self._line_open and sys.stdout.isatty():
+        """End the line that the program has left open on a terminal, or where runs are separate."""
+        if self._line_open and (self._separate or sys.stdout.isatty()):
             print(flush=True)
             self._line_open = False
 

@@ -14,13 +14,16 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from symphony_runtime.cli.function_names import name_own_functions
 from symphony_runtime.cli.output import CommandError
+from symphony_runtime.cli.project_settings import manifest_text
 from symphony_runtime.compiler.manifest import check_manifest, with_manifest
 
 LANGUAGES = ("rust", "assemblyscript")
+KINDS = ("completion", "chat", "agent", "rag", "structured")  # templates
 
 WASM_TARGET = "wasm32-unknown-unknown"
 NODE_MIN = 18  # its major version; 18.20 and 20.20 compile to the same bytes
@@ -40,6 +43,14 @@ _VENDORED = {
 }
 _NOT_SOURCES = ("target", "node_modules", "build", "tests", "*.wasm")
 _OUTPUT_LINES_SHOWN = 60
+# A quick build is for the next run only: it is compiled in pieces that are kept, and not optimized.
+_QUICK_RUST = {
+    "CARGO_PROFILE_DEV_DEBUG": "0",
+    "CARGO_PROFILE_DEV_INCREMENTAL": "true",
+    "CARGO_PROFILE_DEV_OPT_LEVEL": "1",  # at 0 the server compiles four times as much
+    "CARGO_PROFILE_DEV_STRIP": "debuginfo",  # the standard library's; names of functions stay
+}
+_QUICK_ASSEMBLYSCRIPT = ["--optimizeLevel", "0", "--shrinkLevel", "0"]
 
 _NO_RUST = f"""no Rust compiler with the {WASM_TARGET} target was found. Either of these gives one:
   rustup target add {WASM_TARGET}
@@ -78,11 +89,13 @@ class RustToolchain:
         return f"{words}, as {lacking} lacks the target: rustup target add {WASM_TARGET}"
 
 
-def new(name: str, lang: str, directory: Path) -> Path:
+def new(name: str, lang: str, directory: Path, kind: str = KINDS[0]) -> Path:
     """Create the project `name` as the new folder `directory/name`; return that folder.
 
-    Raises ProjectError: the name is no package name, the language is unknown, the folder exists, or
-    the SDK's sources are not next to this package.
+    `kind` is the template, one of `KINDS`.
+
+    Raises ProjectError: the name is no package name, the language or the template is unknown, the
+    folder exists, or the SDK's sources are not next to this package.
     """
     if not _NAME.fullmatch(name):
         raise ProjectError(f"{name!r} is no project name: a-z first, then a-z, 0-9, _ and -")
@@ -91,26 +104,62 @@ def new(name: str, lang: str, directory: Path) -> Path:
     project = directory.resolve() / name
     if project.exists() and (not project.is_dir() or any(project.iterdir())):
         raise ProjectError(f"{project} exists already and is not an empty folder")
-    files = _template_files(lang)
+    if kind not in KINDS:
+        raise ProjectError(f"unknown template {kind!r}: there are {', '.join(KINDS)}")
+    files = _template_files(lang, kind)
     values = {"name": name} | _place_sdk(project, lang)
-    for source in files:
-        _write_template(source, project, _TEMPLATES / lang, values)
+    for target, source in files.items():
+        _write_template(source, project / target, values)
     return project
 
 
-def build(directory: Path, say: Callable[[str], object] = lambda _: None) -> Path:
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a compiler has ended, and what it has written."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+RunCompiler = Callable[[list[str], Path, dict[str, str]], Finished]
+
+
+def run_compiler(command: list[str], directory: Path, environment: dict[str, str]) -> Finished:
+    """Run a compiler in the project's folder, to its end."""
+    done = subprocess.run(  # noqa: S603 - the developer's own compiler
+        command,
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def build(
+    directory: Path,
+    say: Callable[[str], object] = lambda _: None,
+    *,
+    quick: bool = False,
+    run: RunCompiler = run_compiler,
+) -> Path:
     """Compile the project in `directory` to `directory/build/<name>.wasm`; return that path.
 
-    `say` gets a line with the compiler before it starts.
+    `say` gets a line with the compiler before it starts. `quick` gives a larger and slower module
+    sooner. `run` runs the compiler.
 
     Raises ProjectError: it is no project, there is no compiler, or the compiler failed; the message
     has its output.
     """
     directory = directory.resolve()
     if (directory / "Cargo.toml").is_file():
-        return _build_rust(directory, say)
+        return _build_rust(directory, say, quick=quick, run=run)
     if (directory / "asconfig.json").is_file() or (directory / "package.json").is_file():
-        return _build_assemblyscript(directory, say)
+        return _build_assemblyscript(directory, say, quick=quick, run=run)
     raise ProjectError(f"{directory} holds no Cargo.toml, asconfig.json or package.json")
 
 
@@ -120,12 +169,17 @@ def put_manifest(wasm: bytes, path: Path) -> bytes:
     Raises ProjectError: the file cannot be read or is no manifest, or the module is none.
     """
     try:
-        text, problems = check_manifest(path.read_bytes())
-        if problems:
-            raise ProjectError("\n".join([f"{path}:", *problems]))
-        return with_manifest(wasm, text.encode())
+        return _put_manifest_text(wasm, path.read_bytes(), path)
     except OSError as error:
         raise ProjectError(f"{path}: {error.strerror}") from error
+
+
+def _put_manifest_text(wasm: bytes, content: bytes, origin: Path) -> bytes:
+    text, problems = check_manifest(content)
+    if problems:
+        raise ProjectError("\n".join([f"{origin}:", *problems]))
+    try:
+        return with_manifest(wasm, text.encode())
     except ValueError as error:
         raise ProjectError(str(error)) from error
 
@@ -137,8 +191,13 @@ def find_rust_toolchain() -> RustToolchain:
 
     Raises ProjectError: none can; the message says what to install.
     """
+    return _first_fit(tuple(_rust_candidates()))
+
+
+@lru_cache(maxsize=8)  # asking a compiler takes as long as a small build
+def _first_fit(candidates: tuple[RustToolchain, ...]) -> RustToolchain:
     unfit = ""
-    for toolchain in _rust_candidates():
+    for toolchain in candidates:
         if _compiles_to_wasm(toolchain):
             return replace(toolchain, unfit=unfit)
         unfit = unfit or toolchain.rustc
@@ -148,15 +207,24 @@ def find_rust_toolchain() -> RustToolchain:
 # --- new -----------------------------------------------------------------------------------------
 
 
-def _template_files(lang: str) -> list[Path]:
-    files = sorted(path for path in (_TEMPLATES / lang).rglob("*") if path.is_file())
-    if not files:
-        raise ProjectError(f"this installation has no template for {lang}")
+def _template_files(lang: str, kind: str) -> dict[Path, Path]:
+    """Return a template's files by their place in a project.
+
+    A kind's own files are in place of the language's, and `shared` has those of all languages.
+    """
+    roots = [_TEMPLATES / lang]
+    if kind != KINDS[0]:
+        roots += [_TEMPLATES / "kinds" / kind / part for part in ("shared", lang)]
+    files: dict[Path, Path] = {}
+    for root in roots:
+        found = {path.relative_to(root): path for path in root.rglob("*") if path.is_file()}
+        if not found:
+            raise ProjectError(f"this installation has no template {kind} for {lang}")
+        files |= found
     return files
 
 
-def _write_template(source: Path, project: Path, root: Path, values: dict[str, str]) -> None:
-    target = project / source.relative_to(root)
+def _write_template(source: Path, target: Path, values: dict[str, str]) -> None:
     if target.name == "gitignore":  # a dot file would not be packaged
         target = target.with_name(".gitignore")
     text = source.read_text(encoding="utf-8")
@@ -210,6 +278,7 @@ def _compiles_to_wasm(toolchain: RustToolchain) -> bool:
     return asked.returncode == 0 and any(Path(asked.stdout.strip()).glob("libcore-*.rlib"))
 
 
+@lru_cache(maxsize=8)
 def _describe_rustc(rustc: str) -> str:
     """Return a compiler's version and path, as `rustc 1.63.0 (/usr/bin/rustc)`."""
     asked = subprocess.run(  # noqa: S603 - the developer's own compiler
@@ -219,16 +288,20 @@ def _describe_rustc(rustc: str) -> str:
     return f"{version} ({shutil.which(rustc) or rustc})"
 
 
-def _build_rust(directory: Path, say: Callable[[str], object]) -> Path:
+def _build_rust(
+    directory: Path, say: Callable[[str], object], *, quick: bool, run: RunCompiler
+) -> Path:
     name = _cargo_package(directory)
     toolchain = find_rust_toolchain()
     compiler = toolchain.describe()
     say(f"building {name} with {compiler}")
-    command = [toolchain.cargo, "build", "--release", "--target", WASM_TARGET]
-    output = _run(
+    command = [toolchain.cargo, "build", "--target", WASM_TARGET]
+    command += [] if quick else ["--release"]
+    output = compile_with(
+        run,
         [*command, "--message-format", "json-render-diagnostics"],
         directory,
-        toolchain.environment,
+        toolchain.environment | (_QUICK_RUST if quick else {}),
         compiler,
     )
     modules = list(_cargo_modules(output, directory))
@@ -237,7 +310,7 @@ def _build_rust(directory: Path, say: Callable[[str], object]) -> Path:
             f"{directory / 'Cargo.toml'} gives {len(modules)} modules, and a LIP is one: "
             'its [lib] needs crate-type = ["cdylib"]'
         )
-    return _install(modules[0], directory, name)
+    return install_module(modules[0].read_bytes(), directory, name)
 
 
 def _cargo_package(directory: Path) -> str:
@@ -265,27 +338,45 @@ def _cargo_modules(output: str, directory: Path) -> Iterator[Path]:
 # --- build: AssemblyScript -----------------------------------------------------------------------
 
 
-def _build_assemblyscript(directory: Path, say: Callable[[str], object]) -> Path:
+def _build_assemblyscript(
+    directory: Path, say: Callable[[str], object], *, quick: bool, run: RunCompiler
+) -> Path:
     name = _npm_package(directory)
-    target = directory / "build" / f"{name}.wasm"
-    target.parent.mkdir(exist_ok=True)
-    node, asc = _find_asc(directory)
-    compiler = _describe_asc(node, asc)
+    compiler = _describe_asc(*_find_asc(directory))
     say(f"building {name} with {compiler}")
-    made = target.with_suffix(f".{os.getpid()}.wasm")
+    options = _QUICK_ASSEMBLYSCRIPT if quick else []
+    return install_module(_asc(directory, name, options, run), directory, name)
+
+
+def build_assemblyscript_module(directory: Path, source: Path, run: RunCompiler) -> bytes:
+    """Compile a source together with its project's program, not optimized; return the module.
+
+    Raises ProjectError: as `build`.
+    """
+    return _asc(directory, source.stem, [*_QUICK_ASSEMBLYSCRIPT], run, source)
+
+
+def _asc(
+    directory: Path, name: str, options: list[str], run: RunCompiler, source: Path | None = None
+) -> bytes:
+    """Run asc on a source, by default the project's; return the module with its authors' names."""
+    node, asc = _find_asc(directory)
+    made = directory / "build" / f"{name}.{os.getpid()}.wasm"
+    made.parent.mkdir(exist_ok=True)
     source_map = made.with_name(made.name + ".map")
-    command = [node, str(asc), "--config", "asconfig.json", "--debug", "--sourceMap"]
     try:
-        _run([*command, "--outFile", str(made)], directory, dict(os.environ), compiler)
-        named = name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
-        made.write_bytes(_with_own_manifest(named, directory))
-        made.replace(target)
+        # Exports of all entries are the module's: a source is compiled together with the program.
+        entries = [] if source is None else [os.path.relpath(source, directory)]
+        command = [node, str(asc), *entries, "--config", "asconfig.json", "--debug"]
+        command += [*options, "--sourceMap", "--outFile", str(made)]
+        compile_with(run, command, directory, dict(os.environ), _describe_asc(node, asc))
+        return name_own_functions(made.read_bytes(), source_map.read_text(encoding="utf-8"))
     finally:
-        made.unlink(missing_ok=True)
-        source_map.unlink(missing_ok=True)
-    return target
+        for path in (made, source_map):
+            path.unlink(missing_ok=True)
 
 
+@lru_cache(maxsize=8)
 def _describe_asc(node: str, asc: Path) -> str:
     """Return the compiler's version and what runs it, as `asc 0.28.20 on node v20.20.2 (PATH)`."""
     manifest = json.loads((asc.parents[1] / "package.json").read_text(encoding="utf-8"))
@@ -320,19 +411,16 @@ def _find_asc(directory: Path) -> tuple[str, Path]:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _run(command: list[str], directory: Path, environment: dict[str, str], compiler: str) -> str:
+def compile_with(
+    run: RunCompiler,
+    command: list[str],
+    directory: Path,
+    environment: dict[str, str],
+    compiler: str,
+) -> str:
     """Run a compiler in the project's folder; return its standard output."""
-    done = subprocess.run(  # noqa: S603 - the developer's own compiler
-        command,
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
+    done = run(command, directory, environment)
+    if done.code != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
         words = "\n".join(lines[-_OUTPUT_LINES_SHOWN:])
         name = Path(command[0]).name
@@ -340,16 +428,25 @@ def _run(command: list[str], directory: Path, environment: dict[str, str], compi
     return done.stdout
 
 
-def _with_own_manifest(wasm: bytes, directory: Path) -> bytes:
-    path = directory / "manifest.json"
-    return put_manifest(wasm, path) if path.is_file() else wasm
+def install_module(module: bytes, directory: Path, name: str) -> Path:
+    """Write a project's module, with its manifest, to `build/<name>.wasm`; return that path.
 
-
-def _install(module: Path, directory: Path, name: str) -> Path:
+    Raises ProjectError: the manifest is wrong.
+    """
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
     # A reader gets the old module or the new one, never half of one.
     part = target.with_suffix(f".{os.getpid()}")
-    part.write_bytes(_with_own_manifest(module.read_bytes(), directory))
+    part.write_bytes(_with_own_manifest(module, directory))
     part.replace(target)
     return target
+
+
+def sdk_folder(lang: str) -> Path:
+    """Return where a language's SDK is, in a checkout or an installation."""
+    return (_WHEELS_SDKS if _WHEELS_SDKS.is_dir() else _REPOSITORY / "guest_sdk") / lang
+
+
+def _with_own_manifest(wasm: bytes, directory: Path) -> bytes:
+    text = manifest_text(directory)
+    return wasm if text is None else _put_manifest_text(wasm, text, directory / "manifest.json")

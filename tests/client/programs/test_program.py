@@ -1,10 +1,12 @@
 import hashlib
+import json
 from pathlib import Path
 from typing import cast
 
 import pytest
 import symphony
 from symphony.programs.program import Program
+from symphony.programs.source import with_manifest
 
 
 @symphony.program
@@ -29,6 +31,17 @@ def test_version_is_the_digest_of_the_module() -> None:
     assert doubled.version == named.version == f"sha256:{hashlib.sha256(source).hexdigest()}"
     assert doubled.input_schema["$defs"]["doubled"]["required"] == ["n"]
     assert doubled.output_schema == {"type": "integer"}
+
+
+def test_deployed_source_begins_with_its_manifest() -> None:
+    first, rest = doubled.deployed_source.split("\n", 1)
+    manifest = json.loads(first.removeprefix("# symphony: "))
+    assert (manifest["description"], rest) == ("Return it twice.", doubled.source)
+    assert manifest["output_schema"] == {"type": "integer"}
+    assert manifest["permissions"] == []
+    own = "#!/usr/bin/env python\n# mine\n# symphony: {}\nx = 1\n"
+    assert with_manifest(own, {}) == own
+    assert with_manifest("x = 1  # symphony: no\n", {}) == "# symphony: {}\nx = 1  # symphony: no\n"
 
 
 def test_function_that_is_not_async_is_refused() -> None:
