@@ -10,6 +10,7 @@
 #   make console   the web console that the gateway serves, from console/   seconds
 #   make diagrams  the docs' diagrams, from tools/diagrams   seconds
 #   make wheel     dist/: wheels and source distributions of server and client   2 min
+#   make language-modules   the interpreters of source programs, whose Wasm is committed   1 min
 #   make screenshots   the docs' pictures of the console, by Chromium   1 min
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
@@ -34,11 +35,11 @@ NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp
 HOSTCALLS_SOURCE := runtime/symphony_runtime/engine/hostcalls.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py')
 
-.PHONY: help install system compiled wheel python-module shipped-program console screenshots demo serve check format test docs diagrams react-run bench fuzz \
+.PHONY: help install system compiled wheel shipped-program language-modules console screenshots demo serve check format test docs diagrams react-run bench fuzz \
 	schemathesis examples clean
 
 help:
-	@sed -n '2,17s/^# \{0,1\}//p' Makefile
+	@sed -n '2,18s/^# \{0,1\}//p' Makefile
 
 install: system $(VENV)/installed build/toolchains build/native build/compiled
 
@@ -82,13 +83,14 @@ build/examples: $(VENV)/installed build/toolchains $(EXAMPLE_SOURCES)
 	@$(RUNNING) python tools/build_examples.py
 	@touch $@
 
-python-module: $(VENV)/installed
-	@echo "== python-module: MicroPython as the language module of Python, whose Wasm is committed (minutes)"
-	@$(RUNNING) python -m tools.python_module
-
 shipped-program: $(VENV)/installed build/toolchains
 	@echo "== shipped-program: the LIP behind the OpenAI routes, whose Wasm is committed (seconds)"
 	@$(RUNNING) python tools/build_shipped_program.py
+
+language-modules: $(VENV)/installed
+	@echo "== language-modules: QuickJS by clang, with the calls of lip (a minute; needs clang, lld, wasi-libc)"
+	@$(RUNNING) python tools/language_modules.py
+	@$(RUNNING) python -m tools.python_module
 
 demo: system build/examples build/native build/compiled
 	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"

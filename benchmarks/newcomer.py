@@ -1,11 +1,13 @@
 """A newcomer's path: from `symphony new` to a running LIP of one's own, in both languages.
 
-    python -m benchmarks.newcomer [--rounds 3]
+    python -m benchmarks.newcomer [--rounds 3] [--loop]
 
 In a new folder, with a server that runs: make a project, change its program so that it says
 something of its own, build it from nothing, run it; then change it again, build and run. It is the
 commands' own time: what a newcomer reads and writes in between comes on top. The compilers and
 `symphony` are installed (`make install`).
+
+`--loop` measures `symphony dev` instead: from an edit, as it is written, to the program's words.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from symphony_runtime.cli.projects import LANGUAGES
 from tests.support.server.server import RunningServer, running_server
 
 SOURCES = {"rust": "src/lib.rs", "assemblyscript": "assembly/index.ts"}
+EDIT_PAUSE_SECONDS = 0.5  # an author's next edit comes later than that
 GREETING = "Give me a text to continue."  # what the template says to an empty input
 
 
@@ -80,13 +83,79 @@ def _timed(arguments: list[str], server: RunningServer, words: str = "") -> floa
     return seconds
 
 
+@dataclass(frozen=True)
+class LoopTimes:
+    """Seconds: from `symphony dev` to the first words, with a first build; then of each edit."""
+
+    start: float
+    edits: list[float]
+
+
+def loop(language: str, server: RunningServer, folder: Path, edits: int) -> LoopTimes:
+    """Let `symphony dev` run on a server, and edit the program.
+
+    Raises:
+        SystemExit: a round does not say the program's words.
+    """
+    project = folder / "mine"
+    _timed(["new", "mine", "--lang", language, "--directory", str(folder)], server)
+    (project / "symphony.toml").write_text('[program]\ninput = ""\n', encoding="utf-8")
+    source, told = project / SOURCES[language], GREETING
+    command = [sys.executable, "-m", "symphony_runtime.cli", "dev", "--lines", str(project)]
+    began = time.perf_counter()
+    with subprocess.Popen(
+        command,
+        env=server.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            start = _wait_for(process, told, began)
+            seconds = []
+            for number in range(edits):
+                time.sleep(EDIT_PAUSE_SECONDS)
+                began = time.perf_counter()
+                _edit(source, told, f"These are words {number}.")
+                told = f"These are words {number}."
+                seconds.append(_wait_for(process, told, began))
+        finally:
+            process.terminate()
+    return LoopTimes(start, seconds)
+
+
+def _wait_for(process: "subprocess.Popen[str]", words: str, began: float) -> float:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return time.perf_counter() - began
+    raise SystemExit(f"symphony dev ended without {words!r}")
+
+
+def _show_loop(rounds: int) -> None:
+    print(f"{'seconds':15}{'start':>8}{'edit':>8}{'best':>8}{'worst':>8}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with running_server(folder / "server", executor="torch") as server:
+            for language in LANGUAGES:
+                (place := folder / language).mkdir()
+                times = loop(language, server, place, 5 * rounds)
+                edits = times.edits
+                shown = [times.start, statistics.median(edits), min(edits), max(edits)]
+                print(f"{language:15}" + "".join(f"{each:8.2f}" for each in shown))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--loop", action="store_true", help="measure `symphony dev`")
     given = parser.parse_args()
+    if given.loop:
+        _show_loop(given.rounds)
+        return
     seen: dict[str, list[Times]] = {language: [] for language in LANGUAGES}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.run_start [--clients 1,16] [--runs 200] [--rounds 5] [--at DATA_DIR ...]
 
-A program that sends one message, started and streamed over HTTP; the device is simulated. A run
+A program that sends one message, started and streamed over HTTP; the device is simulated. With
+--javascript it is source, and the first run loads the language module into the worker (cold). A run
 that is kept is stored, with a flush to the disk, before it begins. With --at the servers that run
 in some data directories are measured in turn, round by round, in the order given and then in the
 other one: of several versions, say, which flush to the same disk.
@@ -19,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from symphony import AsyncClient
-from symphony_runtime.config.server_place import read_place
+from symphony.client.places import read_place
 
 from tests.e2e import programs as guests
 from tests.support.server.server import running_server
 
 WARM_RUNS = 20
+JAVASCRIPT = b'export default () => "hello"'
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,16 @@ async def drive(server: Server, clients: int, runs: int) -> Seconds:
     return seconds
 
 
-async def _upload(server: Server) -> None:
+async def _upload(server: Server, javascript: bool) -> None:
     async with server.client() as client:
-        await client.programs.upload(guests.HELLO_WASM, "hello")
+        if javascript:
+            await client.programs.upload(JAVASCRIPT, "hello", "text/javascript")
+        else:
+            await client.programs.upload(guests.HELLO_WASM, "hello")
+    cold = await drive(server, 1, 1)
+    print(
+        f"{server.data_dir.name:20} cold        first message {cold.first_message[0] * 1e3:6.2f} ms"
+    )
     await drive(server, 1, WARM_RUNS)
 
 
@@ -101,6 +110,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at", type=Path, action="append", help="a running server's directory")
+    parser.add_argument("--javascript", action="store_true", help="the program is source")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folders: list[Path] = arguments.at or []
@@ -109,7 +119,7 @@ def main() -> int:
             stack.enter_context(running_server(folders[0]))
         servers = [Server(folder) for folder in folders]
         for server in servers:
-            asyncio.run(_upload(server))
+            asyncio.run(_upload(server, arguments.javascript))
         for clients in map(int, arguments.clients.split(",")):
             rounds: dict[Server, list[Seconds]] = {server: [] for server in servers}
             for number in range(arguments.rounds):

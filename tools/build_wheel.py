@@ -75,7 +75,7 @@ def _copy_sources(sources: Path) -> None:
     for package in ("kernel", "runtime"):
         shutil.copytree(ROOT / package, sources / package, ignore=ignored)
     sdks = sources / "runtime" / "symphony_runtime" / "cli" / "guest_sdk"
-    for language in ("rust", "assemblyscript"):
+    for language in ("rust", "assemblyscript", "c", "zig"):
         shutil.copytree(ROOT / "guest_sdk" / language, sdks / language, ignore=ignored)
     for name in _FILES:
         shutil.copy(ROOT / name, sources)

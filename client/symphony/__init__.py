@@ -1,16 +1,10 @@
 """Python for Symphony: a client of its HTTP interface, and programs in Python.
 
-The client's names are here at once. Those of programs come with their first use, so that a command
-which needs none of them starts sooner.
+A name is imported when it is first used, so that a command which needs few of them starts sooner.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from symphony.client.async_client import AsyncClient
-from symphony.client.errors import ClientError, ConnectionFailed, ServerError
-from symphony.client.events import Event, message_bytes
-from symphony.client.transport import JsonObject
 
 if TYPE_CHECKING:
     from symphony.attached import errors, sync
@@ -22,6 +16,10 @@ if TYPE_CHECKING:
         SymphonyError,
     )
     from symphony.attached.run import AttachedRun, attach, current
+    from symphony.client.async_client import AsyncClient
+    from symphony.client.errors import ClientError, ConnectionFailed, ServerError
+    from symphony.client.events import Event, message_bytes
+    from symphony.client.sync_client import Client
     from symphony.programs.program import DeployError, Program, program
     from symphony.programs.schema import SignatureError, ValueRefused
     from symphony.sdk import http, model, process, prompt, tool
@@ -40,6 +38,7 @@ __all__ = [
     "AttachedRun",
     "CallError",
     "Choice",
+    "Client",
     "ClientError",
     "ConnectionFailed",
     "ConnectionLost",
@@ -48,7 +47,6 @@ __all__ = [
     "Event",
     "Finish",
     "Grant",
-    "JsonObject",
     "KvFile",
     "Process",
     "Program",
@@ -78,13 +76,17 @@ __all__ = [
     "tool",
 ]
 
-# Where the names of programs are; a name that is a module's own is the module.
+# Where the names are; a name that is a module's own is the module.
 _HOMES = {
     "symphony.attached": ("errors", "sync"),
     "symphony.attached.errors": (
         "AttachError", "CallError", "ConnectionLost", "RunEnded", "SymphonyError",
     ),
     "symphony.attached.run": ("AttachedRun", "attach", "current"),
+    "symphony.client.async_client": ("AsyncClient",),
+    "symphony.client.errors": ("ClientError", "ConnectionFailed", "ServerError"),
+    "symphony.client.events": ("Event", "message_bytes"),
+    "symphony.client.sync_client": ("Client",),
     "symphony.programs.program": ("DeployError", "Program", "program"),
     "symphony.programs.schema": ("SignatureError", "ValueRefused"),
     "symphony.sdk": ("http", "model", "process", "prompt", "tool"),

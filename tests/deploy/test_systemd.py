@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from symphony import AsyncClient
+from symphony.client.places import read_place
 from symphony.client.views import Role
-from symphony_runtime.config.server_place import read_place
 from symphony_runtime.sandboxing.contain import expected
 
 from tests.e2e.programs import HELLO_WASM

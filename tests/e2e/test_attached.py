@@ -150,6 +150,9 @@ async def test_task_that_is_cancelled_drops_its_work(server: RunningServer) -> N
         generating.cancel()
         await asyncio.wait([generating])
         assert await kv.len() >= 0  # it is not busy any more
+        async for _ in kv.stream([5], Sampling(exact=True)):
+            break  # which drops the stream
+        assert await kv.len() >= 1
         assert run.calls.ended is None
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
+from tests.support.examples import EXAMPLES, built
 from tests.support.requirements import requires
 from tests.support.server.server import REPOSITORY, RunningServer, running_server
 
 README = REPOSITORY / "README.md"
 STARTED = sorted((REPOSITORY / "docs" / "get-started").glob("*.md"))
+PYTHON_CLIENT = REPOSITORY / "docs" / "guides" / "python-client.md"
 LANGUAGE_FILES = {"rust": "src/lib.rs", "ts": "assembly/index.ts"}
 DEFAULT_URL = "http://127.0.0.1:8700"
 needs_curl = requires("curl", shutil.which("curl") is not None, "curl is not installed here")
@@ -181,3 +183,16 @@ def test_page_commands_work(server: RunningServer, tmp_path: Path, page: str) ->
     for commands in blocks:
         said = run(commands.replace("symphony ", symphony), server, tmp_path)
         assert said.rpartition(".wasm\n")[2].strip(), said  # after what `build` prints
+
+
+def test_guide_of_the_python_client_runs_as_one_program(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    for name in ("completion", "chat"):
+        shutil.copy(built(EXAMPLES / name), tmp_path)
+    program = "\n".join(text for kind, text in blocks(PYTHON_CLIENT) if kind == "python")
+    (tmp_path / "program.py").write_text(program)
+    said = run("python -W error program.py", server, tmp_path).splitlines()
+    assert said[0].startswith("exited ")
+    assert any(line.endswith(" trace events") for line in said)
+    assert said[-1] == "[0, 0, 0, 0]"

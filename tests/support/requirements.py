@@ -21,6 +21,7 @@ NEEDS = {
     "cc": "a C compiler",
     "cgroup": "the right to make a cgroup with a limit of memory",
     "chromium": "Chromium",
+    "clang": "clang and wasm-ld, which compile C to WebAssembly",
     "claude-code": "Claude Code, as npm installs it into build/clients",
     "codex": "Codex, which `make test` installs where it has a package",
     "compiled": "a machine that compiles the kernel's modules with mypyc",
@@ -51,6 +52,7 @@ NEEDS = {
     "serde": "the crates of serde in Debian's folder",
     "systemd": "systemd-analyze",
     "user": "a user other than root",
+    "zig": "Zig, on the path or as the package ziglang",
 }
 
 

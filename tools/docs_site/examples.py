@@ -6,7 +6,11 @@ from pathlib import Path
 
 from tools.docs_site.links import ROOT
 
-_LANGUAGES = {".rs": ("Rust", "rust"), ".ts": ("AssemblyScript", "typescript")}
+_LANGUAGES = {
+    ".rs": ("Rust", "rust"),
+    ".ts": ("AssemblyScript", "typescript"),
+    ".js": ("JavaScript", "javascript"),
+}
 _SENTENCE = re.compile(r"^# .*?\n\n(.+?[.:])(?:\s|$)", re.DOTALL)
 
 
@@ -46,7 +50,8 @@ def index_page() -> str:
 
 def sources_of(folder: Path) -> Iterator[Path]:
     """Yield an example's sources: those of Rust first."""
-    for pattern in ("src/*.rs", "rust/src/*.rs", "assembly/*.ts", "assemblyscript/assembly/*.ts"):
+    of_rust, of_scripts = ("src/*.rs", "rust/src/*.rs"), ("assembly/*.ts", "*.js")
+    for pattern in (*of_rust, *of_scripts, "assemblyscript/assembly/*.ts"):
         yield from sorted(folder.glob(pattern))
 
 

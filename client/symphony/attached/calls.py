@@ -9,6 +9,7 @@ server.
 
 import asyncio
 import collections
+import contextlib
 import secrets
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
@@ -107,6 +108,17 @@ class Pieces:
         if not self.ended:
             self.ended = True
             self._calls.forget(self._number)
+
+    def drop(self) -> None:
+        """Drop what is left, from whichever thread collects garbage."""
+        if self.ended:
+            return
+        try:
+            here = asyncio.get_running_loop() is self._calls.loop
+        except RuntimeError:
+            here = False
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the run has ended
+            self.cancel() if here else self._calls.loop.call_soon_threadsafe(self.cancel)
 
     def feed(self, status: int, value: Any) -> bool:
         if status < 0:

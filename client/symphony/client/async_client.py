@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from symphony.client.admin import AsyncAdmin
 from symphony.client.events import Event
 from symphony.client.kv import AsyncKv
+from symphony.client.places import find_server
 from symphony.client.programs import AsyncPrograms
 from symphony.client.retries import RETRIES_DEFAULT
 from symphony.client.runs import AsyncRuns, RunOptions, start_call, stream_run
@@ -29,9 +30,22 @@ class AsyncClient:
     document; a server that is missing or goes away is a `ConnectionFailed`.
     """
 
-    def __init__(self, url: str, key: str | None = None, *, retries: int = RETRIES_DEFAULT) -> None:
-        """`retries`: how often a request is made again that failed in passing."""
-        self._transport = Transport(url, key, retries)
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        operator: bool = False,
+        retries: int = RETRIES_DEFAULT,
+    ) -> None:
+        """Without `url` or `key` they are found as `symphony.client.places.choose` says.
+
+        `operator`: the key is an operator's. `retries`: how often a request that failed in passing
+        is made again. With none, starts and uploads carry no Idempotency-Key unless it is given.
+
+        Raises ClientError: no server is known, or the address is none.
+        """
+        self._transport = Transport(*find_server(url, key, operator=operator), retries)
         self.programs = AsyncPrograms(self._transport)
         self.runs = AsyncRuns(self._transport)
         self.kv = AsyncKv(self._transport)

@@ -10,7 +10,7 @@ from symphony.client.views import Child, ChildList, Run, RunResult, Trace
 from symphony.client.websocket import AsyncWebSocket
 
 Children = list[Child]  # the class below has a method of the name `list`
-Runs = list[Run]
+RunList = list[Run]
 _ENDED = frozenset({"exited", "trapped", "killed", "failed"})
 
 
@@ -51,7 +51,7 @@ class AsyncRuns:
         """Yield all runs, newest first; `wanted` picks some: program, status, limit_hit."""
         return self._transport.pages(Run, "/v1/runs", wanted)
 
-    async def live(self) -> Runs:
+    async def live(self) -> RunList:
         """Return the newest live runs, each with what it holds (`held`)."""
         return await self._transport.page(Run, "/v1/runs", {"live": "1", "limit": "200"})
 

@@ -33,8 +33,8 @@ class Finish:
 class Stream:
     """Tokens that come as the server samples them; iterate over it with `async for`.
 
-    Cancelling it, or leaving the loop's task, ends the generation: the file then holds every token
-    that was appended, and `KvFile.truncate` rolls back what is not wanted.
+    Cancelling it ends the generation, and so does dropping it, as a `break` out of the loop does.
+    The file then holds every token that was appended; `KvFile.truncate` rolls back the rest.
     """
 
     def __init__(self, kv: Handle, tokens: Sequence[int], sampling: Sampling) -> None:
@@ -79,6 +79,11 @@ class Stream:
         self._done = True
         if self._pieces is not None:
             self._pieces.cancel()
+
+    def __del__(self) -> None:
+        pieces = getattr(self, "_pieces", None)
+        if pieces is not None:
+            pieces.drop()
 
     def __aiter__(self) -> "Stream":
         return self

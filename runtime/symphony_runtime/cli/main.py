@@ -33,7 +33,7 @@ from symphony_runtime.cli.output import (
     time_of,
 )
 from symphony_runtime.cli.servers import choose, list_servers
-from symphony_runtime.languages.language import SHIPPED, WASM_TYPE, of_suffix
+from symphony_runtime.languages.language import JAVASCRIPT, SHIPPED, WASM_TYPE, of_suffix
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -409,8 +409,21 @@ def _read(path: Path) -> bytes:
 
 def _read_program(path: Path) -> tuple[bytes, str]:
     """Return a program's bytes and content type: a module's, or its language's."""
+    if path.suffix in (".ts", ".mts"):
+        return _strip_types(path), JAVASCRIPT.content_types[0]
     language = of_suffix(SHIPPED, path.suffix)
     return _read(path), WASM_TYPE if language is None else language.content_types[0]
+
+
+def _strip_types(path: Path) -> bytes:
+    from symphony_runtime.cli.typescript import TypeScriptError, strip_types
+
+    try:
+        return strip_types(path)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from error
+    except TypeScriptError as error:
+        raise CommandError(str(error)) from error
 
 
 def _write(path: Path, text: str) -> None:
@@ -469,7 +482,8 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
         add_serve(serve)
     _add_run(add("run", "run a program and show its messages", _run, *usual))
     upload = add("upload", "upload a program", _upload, *usual)
-    upload.add_argument("file", type=Path, help="a .wasm module, or source: .js", metavar="FILE")
+    words = "a .wasm module, or source: .js, .ts"
+    upload.add_argument("file", type=Path, help=words, metavar="FILE")
     upload.add_argument("--name", help="its name (else the file's)")
     upload.add_argument(
         "--manifest", type=Path, metavar="FILE.json", help="its description and schemas"

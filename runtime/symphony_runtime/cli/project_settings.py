@@ -1,7 +1,7 @@
 """A project's settings: its file `symphony.toml`.
 
 [program]
-name = "greeter"            # the name to deploy under; else the build's
+name = "greeter"            # the name to deploy under; else the folder's
 description = "..."         # with the schemas: the program's manifest
 input = "def main("         # the sample input of `symphony dev`, any value
 messages = ["hello"]        # what the sample user then sends
@@ -60,7 +60,9 @@ def read_settings(directory: Path) -> Settings:
     """
     path = directory / FILE
     try:
-        return check_table(Settings, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        program = check_table(ProgramSettings, table.get("program", {}), f"{path}: program")
+        return check_table(Settings, {**table, "program": program}, str(path))
     except FileNotFoundError:
         return Settings()
     except OSError as error:

@@ -1,24 +1,17 @@
 """Which server a command talks to, and with which key; `symphony servers`."""
 
 import argparse
-import contextlib
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from symphony_runtime.cli.output import CommandError, print_listing, time_of
-from symphony_runtime.config.server_place import (
-    ServerPlace,
-    announced_ms,
-    live_servers,
-    user_servers,
-)
+from symphony import ClientError
+from symphony.client import places
+from symphony.client.places import ServerPlace, announced_ms, live_servers, user_servers
 
-_NONE = (
-    "no server is known: start one with `symphony serve`, or name one with --server "
-    "or SYMPHONY_SERVER"
-)
+from symphony_runtime.cli.output import CommandError, print_listing, time_of
+
+_NONE = places.NO_SERVER.format(names="--server or SYMPHONY_SERVER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +46,15 @@ class Choice:
 def choose(options: argparse.Namespace) -> Choice:
     """Return the server and the key, from options, environment and this user's live servers."""
     operator = getattr(options, "operator", False)
-    variable = "SYMPHONY_ADMIN_KEY" if operator else "SYMPHONY_KEY"
-    named = options.server or os.environ.get("SYMPHONY_SERVER") or None
-    if named is not None and not named.startswith(("http://", "https://")):
-        raise CommandError(f"{named} is not a server's address like http://127.0.0.1:8700")
-    live = live_servers()
-    local = _local(named, live)
-    url = named or (local.url if local else None)
-    origin = "" if named or local is None else _origin(local, live)
-    key, keys = options.key or os.environ.get(variable), ["--key", variable]
-    name = "admin.key" if operator else "default.key"
-    if local is None:
-        keys.append(f"{name} of a data directory whose server has this address and runs here")
-    elif not key:
-        file = local.data_dir / name
-        keys.append(str(file))
-        with contextlib.suppress(OSError):
-            key = file.read_text(encoding="utf-8").strip()
-    return Choice(url, key or None, origin, tuple(keys))
+    try:
+        found = places.choose(options.server, options.key, operator=operator)
+    except ClientError as error:
+        raise CommandError(str(error)) from error
+    origin = _origin(found.place, found.live) if found.place and found.live else ""
+    return Choice(found.url, found.key, origin, ("--key", *found.keys))
 
 
-def _local(named: str | None, live: list[ServerPlace]) -> ServerPlace | None:
-    """Return the local server that commands use: with this address, else the newest.
-
-    A local server's key is never sent to another server.
-    """
-    if named is None:
-        return live[0] if live else None
-    return next((place for place in live if place.url == named.rstrip("/")), None)
-
-
-def _origin(local: ServerPlace, live: list[ServerPlace]) -> str:
+def _origin(local: ServerPlace, live: tuple[ServerPlace, ...]) -> str:
     if len(live) == 1:
         return f"from {_short(user_servers() / f'{local.pid}.json')}"
     return (

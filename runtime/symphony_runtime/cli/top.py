@@ -16,11 +16,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from symphony import AsyncClient, ClientError, JsonObject, ServerError
+from symphony import AsyncClient, ClientError, ServerError
 from symphony.client.views import Role, Run
 
 from symphony_runtime.cli.output import print_json
 
+JsonObject = dict[str, Any]
 _PREFIX = "symphony:"
 _SECONDS = 1.0
 _ROWS_MAX = 20  # of runs or tenants on a terminal

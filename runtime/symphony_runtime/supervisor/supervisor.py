@@ -22,12 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from symphony.client.places import ServerPlace
 from symphony_kernel.platform.disk_space import usual_reserve
 from symphony_kernel.protocol.role_processes import Started, notice
 
+from symphony_runtime.config.announcement import announce, withdraw
 from symphony_runtime.config.otlp import traces_endpoint
 from symphony_runtime.config.serve import ServeOptions
-from symphony_runtime.config.server_place import ServerPlace, announce, withdraw
 from symphony_runtime.sandboxing.contain import open_to_workers
 from symphony_runtime.supervisor import environment as role_environment
 from symphony_runtime.supervisor.console import Console

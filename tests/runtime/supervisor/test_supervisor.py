@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_kernel.protocol.role_processes import Started
-from symphony_runtime.config.serve import OptionsError, ServeOptions, read_options
-from symphony_runtime.config.server_place import (
+from symphony.client.places import (
     ServerPlace,
-    announce,
     live_servers,
     place_of,
     read_place,
     user_servers,
-    withdraw,
-    write_place,
 )
+from symphony_kernel.protocol.role_processes import Started
+from symphony_runtime.config.announcement import announce, withdraw, write_place
+from symphony_runtime.config.serve import OptionsError, ServeOptions, read_options
 from symphony_runtime.gateway.storage.changes import gateway_name
 from symphony_runtime.supervisor.console import Console
 from symphony_runtime.supervisor.role import (
@@ -434,6 +432,7 @@ def test_server_processes_hold_no_secret_of_the_operator(tmp_path: Path) -> None
                 looked += 1
         assert looked >= 2, "kernel and gateway at least"
         own = f"state/symphony/servers/{server.process.pid}.json"
+        asyncio.run(wait_until((tmp_path / own).exists))  # it comes behind server.json
         for name in ("server.json", "gateway.id", own):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 

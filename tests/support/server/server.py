@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 from symphony import AsyncClient, ClientError
+from symphony.client.places import read_place
 from symphony.client.views import RunResult
-from symphony_runtime.config.server_place import read_place
 
 START_SECONDS_MAX = 60
 RESERVE_BYTES = 2 << 20  # hundreds of servers leave their directories behind

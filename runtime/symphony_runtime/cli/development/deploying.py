@@ -28,15 +28,18 @@ def deploy(options: argparse.Namespace) -> None:
     settings = read_settings(directory).program
     path = language.build(directory, _say, quick=False, run=run_compiler)
     options.server = options.server or settings.server
-    asyncio.run(_upload(options, path.read_bytes(), settings.name or path.stem))
+    name = settings.name or directory.name
+    asyncio.run(_upload(options, path.read_bytes(), name, language.content_type))
 
 
-async def _upload(options: argparse.Namespace, wasm: bytes, name: str) -> None:
+async def _upload(
+    options: argparse.Namespace, program: bytes, name: str, content_type: str
+) -> None:
     choice = choose(options)
     async with AsyncClient(choice.server(), choice.key) as client:
         choice.show_origin()
         before = await _current(client, name)
-        after: Any = await client.programs.upload(wasm, name)
+        after: Any = await client.programs.upload(program, name, content_type)
     told = changes(before, after)
     if options.json:
         print_json({"name": name, "before": before and before["id"], "program": after,

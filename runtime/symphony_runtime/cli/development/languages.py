@@ -1,6 +1,7 @@
 """The table of languages: how a project of each is built and tested.
 
-A language whose programs are uploaded as source builds nothing: its `build` returns the source.
+A language module of the server runs source: such a project is a file `main.js`, and nothing is
+built.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Protocol
 from symphony_runtime.cli import projects
 from symphony_runtime.cli.development.system_languages import build_c, build_zig
 from symphony_runtime.cli.projects import ProjectError, RunCompiler
+from symphony_runtime.languages.language import SHIPPED, WASM_TYPE
+from symphony_runtime.languages.language import Language as SourceLanguage
 
 Say = Callable[[str], object]
 
@@ -28,6 +31,16 @@ class Language:
     name: str
     marks: tuple[str, ...]
     build: Build
+    content_type: str = WASM_TYPE  # of what is uploaded
+
+
+def _of_source(language: SourceLanguage) -> Language:
+    marks = tuple(f"main{suffix}" for suffix in language.suffixes)
+
+    def build(directory: Path, say: Say, *, quick: bool, run: RunCompiler) -> Path:  # noqa: ARG001
+        return next(directory / mark for mark in marks if (directory / mark).is_file())
+
+    return Language(language.name, marks, build, language.content_types[0])
 
 
 LANGUAGES = (
@@ -35,6 +48,7 @@ LANGUAGES = (
     Language("assemblyscript", ("asconfig.json", "package.json"), projects.build),
     Language("c", ("main.c",), build_c),
     Language("zig", ("main.zig",), build_zig),
+    *map(_of_source, SHIPPED),
 )
 
 

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -15,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from symphony.client.places import place_of, read_place
+
 from symphony_runtime.cli.output import CommandError
 from symphony_runtime.cli.servers import choose
-from symphony_runtime.config.server_place import place_of, read_place
 
 START_SECONDS_MAX = 120  # a large model takes long
 _STOP_SECONDS_MAX = 10
 _LINES_SHOWN = 20
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +85,10 @@ async def own_server(
 
 
 def _start(folder: Path, config: Path, log: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--config", str(config),
-               "--data-dir", str(folder / "data")]  # fmt: skip
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    command = [sys.executable, "-m", "symphony_runtime.cli.development.served", str(os.getpid()),
+               "--config", str(config), "--data-dir", str(folder / "data")]  # fmt: skip
     # A tool's `python` is the one that has Symphony.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-
-    def end_with_parent() -> None:
-        if sys.platform == "linux":
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
     # A session of its own: Ctrl-C is this command's, which then ends the server in order.
     return subprocess.Popen(  # noqa: S603 - this program
         command,
@@ -106,7 +97,6 @@ def _start(folder: Path, config: Path, log: int) -> "subprocess.Popen[bytes]":
         stderr=log,
         env={**os.environ, "PATH": path},
         start_new_session=True,
-        preexec_fn=end_with_parent,
     )
 
 

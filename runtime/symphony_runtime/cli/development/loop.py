@@ -145,8 +145,9 @@ class Rounds:
             return _FAILED
         try:
             settings = read_settings(self._directory).program
-            name = f"{settings.name or path.stem}{'' if place.own else _SUFFIX}"
-            program = await client.programs.upload(path.read_bytes(), name)
+            name = f"{settings.name or self._directory.name}{'' if place.own else _SUFFIX}"
+            content_type = language_of(self._directory).content_type
+            program = await client.programs.upload(path.read_bytes(), name, content_type)
             self.uploaded = name
             return await self._run(client, program["id"], settings, began)
         except CommandError as error:

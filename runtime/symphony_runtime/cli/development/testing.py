@@ -25,12 +25,24 @@ from symphony_runtime.cli.development.local_server import own_server
 from symphony_runtime.cli.development.trap_site import show_site
 from symphony_runtime.cli.output import CommandError, printable
 from symphony_runtime.cli.project_settings import read_settings
-from symphony_runtime.cli.projects import build_assemblyscript_module, find_rust_toolchain
+from symphony_runtime.cli.projects import (
+    RunCompiler,
+    build_assemblyscript_module,
+    find_rust_toolchain,
+)
 
 _PREFIX = "test_"
 _FAILED = 1
 _ERROR = 3  # the level of a log line
 _AT_ONCE = 4  # runs
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A test that was run; `words` say why it has failed."""
+
+    name: str
+    words: str
 
 
 def test(options: argparse.Namespace) -> int:
@@ -62,27 +74,26 @@ def _test_assemblyscript(directory: Path, only: str) -> int:
         raise CommandError(
             f"{directory / 'tests'} holds no *.ts with functions {_PREFIX}...(): i32"
         )
-    return asyncio.run(_serve_and_test(directory, sources, only))
+    with Compilers() as compilers:
+        return asyncio.run(_serve_and_test(directory, sources, only, compilers))
 
 
-async def _serve_and_test(directory: Path, sources: list[Path], only: str) -> int:
+async def _serve_and_test(
+    directory: Path, sources: list[Path], only: str, compilers: Compilers
+) -> int:
     serve, began = read_settings(directory).serve, time.perf_counter()
-    building = asyncio.create_task(asyncio.to_thread(_build_all, directory, sources))
+    building = asyncio.create_task(
+        asyncio.to_thread(build_tests, directory, sources, compilers.run)
+    )
     try:
         async with (
             own_server(directory, serve, _say) as place,
             AsyncClient(place.url, place.key) as client,
         ):
-            modules = await building
-            results = [
-                result
-                for source, wasm in modules
-                for result in await _test_module(client, source, wasm, only, directory)
-            ]
+            results = await run_tests(client, await building, only, directory)
     finally:
         building.cancel()
-        with contextlib.suppress(asyncio.CancelledError, CommandError):
-            await building
+        await asyncio.wait({building})
     failed = [result for result in results if result.words]
     for result in failed:
         print(f"\n{result.name}: {result.words}")
@@ -93,41 +104,43 @@ async def _serve_and_test(directory: Path, sources: list[Path], only: str) -> in
     return _FAILED if failed or not results else 0
 
 
-def _build_all(directory: Path, sources: list[Path]) -> list[tuple[str, bytes]]:
-    """Return the module of each source."""
-    with Compilers() as compilers:
-        return [
-            (
-                os.path.relpath(source, directory),
-                build_assemblyscript_module(directory, source, compilers.run),
-            )
-            for source in sources
-        ]
+async def run_tests(
+    client: AsyncClient, modules: list[tuple[str, bytes]], only: str, directory: Path
+) -> list[Result]:
+    """Run the tests of modules of `build_tests` on a server; each that has run is printed."""
+    return [
+        result
+        for source, wasm in modules
+        for result in await _test_module(client, source, wasm, only, directory)
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A test that was run; `words` say why it has failed."""
-
-    name: str
-    words: str
+def build_tests(directory: Path, sources: list[Path], run: RunCompiler) -> list[tuple[str, bytes]]:
+    """Return each source, and the module that it makes with the program; as `projects.build`."""
+    return [
+        (
+            os.path.relpath(source, directory),
+            build_assemblyscript_module(directory, source, run),
+        )
+        for source in sources
+    ]
 
 
 async def _test_module(
     client: AsyncClient, source: str, wasm: bytes, only: str, directory: Path
-) -> list[_Result]:
+) -> list[Result]:
     program = await client.programs.upload(wasm)
     entries = [each for each in program["entries"] if each.startswith(_PREFIX) and only in each]
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(entry: str) -> _Result:
+    async def one(entry: str) -> Result:
         name = f"{source}::{entry}"
         async with gate:
             began = time.perf_counter()
             words = await _failure(client, program["id"], entry, directory)
         sign, milliseconds = "FAIL" if words else "ok", 1000 * (time.perf_counter() - began)
         print(f"{sign:5}{name} ({milliseconds:.0f} ms)", flush=True)
-        return _Result(name, words)
+        return Result(name, words)
 
     return list(await asyncio.gather(*map(one, entries)))
 

@@ -6,15 +6,23 @@ A source program keeps its source. After an upgrade, the new server's module run
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.languages.language import Language
 
-if TYPE_CHECKING:
-    from symphony_runtime.gateway.programs.store import Program, Programs
-
+Program = Any  # the store's, which imports this module
 OWNER = "~server"  # of the programs that ship with the server: not a valid tenant name
+
+
+class Programs(Protocol):
+    """What is asked of the store."""
+
+    async def upload(self, tenant: str, name: str | None, wasm: bytes, /) -> tuple[Any, bool]:
+        """Store a program; True if its bytes are new."""
+
+    async def artefact(self, program: Any, /) -> bytes:
+        """Return the machine code of a program."""
 
 
 class LanguageModules:
@@ -24,6 +32,7 @@ class LanguageModules:
         self._programs = programs
         self._languages = {each.name: each for each in languages}
         self._made: dict[str, Program] = {}
+        self._artefacts: dict[str, bytes] = {}  # some megabytes each, which every worker gets
         self._lock = asyncio.Lock()
 
     @property
@@ -52,6 +61,13 @@ class LanguageModules:
                 if name not in self._made:
                     self._made[name] = await self._make(self.language(name))
         return self._made[name]
+
+    async def artefact(self, name: str) -> bytes:
+        """Return the machine code of a language's module."""
+        program = await self.program(name)
+        if name not in self._artefacts:
+            self._artefacts[name] = await self._programs.artefact(program)
+        return self._artefacts[name]
 
     async def _make(self, language: Language) -> "Program":
         data = await asyncio.to_thread(language.module)

@@ -544,7 +544,7 @@ class Programs:
         module: bytes | None = None
         if source is not None:
             language = self.languages.language(source.language)
-            module = await self.artefact(await self.languages.program(language.name))
+            module = await self.languages.artefact(language.name)
 
         async def compile_locked() -> Compiled:
             async with self._tenant_locks.of(tenant):

@@ -378,19 +378,16 @@ class Runs:
     async def modules_for(self, worker: Worker, program: Program) -> list[m.Module]:
         """Return what a worker lacks to run a program; notes the use of the program."""
         self._programs.program_usage.note(program.tenant, program.id)
-        needed, language = [program], ""
+        missing, language = [], ""
         if program.language != WASM:
-            module = await self._programs.languages.program(program.language)
-            needed, language = [module, program], module.module
-        missing = [each for each in needed if not worker.modules.note_use(each.module)]
-        return [
-            m.Module(
-                each.module,
-                await self._programs.artefact(each),
-                language if each is program else "",
-            )
-            for each in missing
-        ]
+            languages = self._programs.languages
+            language = (await languages.program(program.language)).module
+            if not worker.modules.note_use(language):
+                missing.append(m.Module(language, await languages.artefact(program.language)))
+        if not worker.modules.note_use(program.module):
+            artefact = await self._programs.artefact(program)
+            missing.append(m.Module(program.module, artefact, language))
+        return missing
 
     def send_modules(self, worker: Worker, modules: list[m.Module]) -> None:
         """Send a worker what it lacked, unless it got it meanwhile."""

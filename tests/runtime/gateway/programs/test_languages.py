@@ -7,7 +7,7 @@ from symphony import AsyncClient
 from symphony.client.views import Program
 from symphony_kernel.protocol.limits import PROGRAM_SOURCE_BYTES_MAX
 
-from tests.support.gateway.system import SystemRig, refused, with_system
+from tests.support.gateway.system import Scenario, SystemRig, refused, with_system
 from tests.support.gateway.toy_language import TOY
 from tests.support.run_by import run_by
 
@@ -15,8 +15,8 @@ TYPE = TOY.content_types[0]
 HTTP = b'# symphony: {"permissions": ["http"]}\n'
 
 
-def with_toy(tmp_path: Path, scenario: "object") -> None:
-    with_system(tmp_path, scenario, languages=(TOY,))  # type: ignore[arg-type]
+def with_toy(tmp_path: Path, scenario: Scenario) -> None:
+    with_system(tmp_path, scenario, languages=(TOY,))
 
 
 async def upload(client: AsyncClient, source: bytes, name: str | None = None) -> Program:

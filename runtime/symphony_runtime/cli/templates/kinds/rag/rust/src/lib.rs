@@ -63,7 +63,7 @@ mod tests {
         let program = || symphony::block_on(run(Input::read().unwrap()));
         let (outcome, seen) = Host::new().input(INPUT).observe(program);
         outcome.unwrap().unwrap();
-        assert!(seen.text().contains(r#""document": 1"#), "{}", seen.text());
+        assert!(seen.text().contains(r#""document":1"#), "{}", seen.text());
         assert_eq!(seen.names.len(), 1);
     }
 
