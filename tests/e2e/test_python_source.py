@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony import AsyncClient
+from symphony import AsyncClient, ServerError
 from symphony.client.views import RunResult
 
 from tests.support.examples import answers, play_scenario, scenario
 from tests.support.server.server import REPOSITORY, RunningServer
-from tests.support.worker.python_scripts import HOSTILE
+from tests.support.worker.python_scripts import COLLECTING, HOSTILE
 
 EXAMPLES = REPOSITORY / "examples" / "python"
 TYPE = "text/x-python"
@@ -92,3 +92,28 @@ async def test_hostile_script_ends_with_a_reason_and_frees_everything(
     said = f"{result['status']} {result['reason']} {result.get('log')} {result['messages']}"
     assert reason in said, said
     assert (await server.wait_until_idle())["pages_free"] == before["pages_free"]
+
+
+async def test_mistake_in_the_syntax_is_refused_with_its_place(client: AsyncClient) -> None:
+    with pytest.raises(ServerError, match="line 2, column 7: SyntaxError: invalid syntax"):
+        await run_source(client, "x = 1\ndef f(:\n")
+
+
+async def test_exception_ends_the_run_with_the_lines_of_the_source(client: AsyncClient) -> None:
+    source = (
+        "import symphony\n@symphony.program\nasync def f(n: int = 1):\n"
+        "    await symphony.KvFile.open('nowhere')\n"
+    )
+    result = await run_source(client, source, {"n": 2})
+    unknown = await run_source(client, source, {"m": 2})
+    assert result["status"] == "trapped"
+    assert 'File "main.py", line 4, in f\n' in str(result["reason"])
+    assert "ENOENT: kv_open: ENOENT" in str(result["reason"])
+    assert "unexpected keyword argument 'm'" in str(unknown["reason"])
+
+
+async def test_collector_keeps_what_is_in_use_when_it_runs_at_every_allocation(
+    client: AsyncClient,
+) -> None:
+    result = await run_source(client, COLLECTING)
+    assert result["output"] == "511 ['0', '1', '2'] bzbz 1900 [3, 2, 1]", result["reason"]

@@ -47,3 +47,21 @@ HOSTILE = {
     "no_files": ("open('/etc/passwd')", "a program has no files"),
     "no_modules": ("import os", "no module named 'os'"),
 }
+
+# It collects whenever 64 bytes were allocated, inside of callbacks of C functions too.
+COLLECTING = """
+import gc, json, re, symphony
+gc.threshold(64)
+def tree(n): return (tree(n - 1), [n], tree(n - 1)) if n else "leaf%d" % n
+def count(t): return 1 if isinstance(t, str) else count(t[0]) + count(t[2]) + len(t[1])
+async def deep(n): return [n] + await deep(n - 1) if n else []
+def end(coroutine):
+    try:
+        while True: coroutine.send(None)
+    except StopIteration as ended: return ended.value
+texts = sorted(["%d" % (i * 7919 % 101) for i in range(101)], key=lambda s: [int(s)])[:3]
+parsed = json.loads(json.dumps({"a": [{"b": str(i) * 5} for i in range(50)]}))
+sub = re.sub("a(b)", lambda m: m.group(1) + "".join(["z"]), "abab")
+size = sum([len(each["b"]) for each in parsed["a"]]) + sum([len(str(2 ** i)) for i in range(97)])
+symphony.send("%d %r %s %d %r" % (count(tree(8)), texts, sub, size, end(deep(3))))
+"""
