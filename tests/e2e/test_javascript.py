@@ -10,6 +10,7 @@ from symphony.client.views import RunResult
 
 from tests.support.examples import EXAMPLES, answers, play_scenario, scenario, wait_until_ended
 from tests.support.server.server import RunningServer
+from tests.support.usage import used
 
 SOURCES = EXAMPLES / "javascript"
 RUST = {
@@ -91,7 +92,7 @@ def test_script_awaits_branches_side_by_side(server: RunningServer) -> None:
     }"""
     run = play(server, source, {"a": 1})
     assert json.loads(run["output"]) == {"a": 1, "ways": [[6, 2]] * 3}
-    assert run["usage"]["peak_memory_bytes"] < INSTANCE_BYTES_MAX
+    assert used(run)["peak_memory_bytes"] < INSTANCE_BYTES_MAX
 
 
 def test_mistakes_are_told_with_their_place(server: RunningServer) -> None:
