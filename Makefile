@@ -90,6 +90,7 @@ shipped-program: $(VENV)/installed build/toolchains
 language-modules: $(VENV)/installed
 	@echo "== language-modules: QuickJS by clang, with the calls of lip (a minute; needs clang, lld, wasi-libc)"
 	@$(RUNNING) python tools/language_modules.py
+	@$(RUNNING) python -m tools.python_module
 
 demo: system build/examples build/native build/compiled
 	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"

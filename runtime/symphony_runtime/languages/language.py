@@ -42,7 +42,14 @@ JAVASCRIPT: Final = Language(
     comment="",
     module=partial(shipped_module, "javascript"),
 )
-SHIPPED: Final = (JAVASCRIPT,)
+PYTHON: Final = Language(
+    name="python",
+    content_types=("text/x-python", "application/x-python"),
+    suffixes=(".py",),
+    comment="#",
+    module=partial(shipped_module, "python"),
+)
+SHIPPED: Final = (JAVASCRIPT, PYTHON)
 
 
 def of_content_type(languages: Iterable[Language], content_type: str) -> Language | None:

@@ -90,7 +90,7 @@ ROUTES: tuple[Route, ...] = (
         problems=(404, 409, 422),  # 404: the program of the key's first request was deleted
         parameters=(Parameter("name", "a name, which points at this program from then on"), ONCE),
         body=("application/wasm", "Wasm"),
-        other_bodies=(("text/javascript", "Source"),),
+        other_bodies=(("text/javascript", "Source"), ("text/x-python", "Source")),
     ),
     Route(
         "GET", "/v1/programs", "listPrograms", programs_and_runs.list_programs, "List programs",

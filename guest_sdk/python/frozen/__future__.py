@@ -1,0 +1,3 @@
+"""What CPython programs may import from here is so anyway."""
+
+annotations = None

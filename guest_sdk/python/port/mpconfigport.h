@@ -1,0 +1,138 @@
+// What of MicroPython the language module `python` has.
+
+#include <alloca.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define MICROPY_CONFIG_ROM_LEVEL (MICROPY_CONFIG_ROM_LEVEL_EXTRA_FEATURES)
+
+// Leaving functions without setjmp, which Wasm lacks: see nlr_flag.s.
+#define MICROPY_NLR_FLAG (1)
+
+// Memory: the heap grows from a small one, and the collector sees the C stack, to which
+// tools/wasm_passes spills what is in locals.
+#define MICROPY_ENABLE_GC (1)
+#define MICROPY_GC_SPLIT_HEAP (1)
+#define MICROPY_GC_SPLIT_HEAP_AUTO (1)
+#define MICROPY_STACK_CHECK (1)
+#define MICROPY_STACK_CHECK_MARGIN (0)
+#define MICROPY_ENABLE_FINALISER (1)
+#define MICROPY_QSTR_BYTES_IN_HASH (2)
+#define MICROPY_QSTR_BYTES_IN_LEN (2)
+#define MICROPY_ENABLE_EMERGENCY_EXCEPTION_BUF (1)
+#define MICROPY_EMERGENCY_EXCEPTION_BUF_SIZE (1024)
+#define MICROPY_ALLOC_PATH_MAX (256)
+#define MICROPY_MEM_STATS (0)
+
+// The language.
+#define MICROPY_LONGINT_IMPL (MICROPY_LONGINT_IMPL_MPZ)
+#define MICROPY_FLOAT_IMPL (MICROPY_FLOAT_IMPL_DOUBLE)
+#define MICROPY_ENABLE_SOURCE_LINE (1)
+#define MICROPY_ERROR_REPORTING (MICROPY_ERROR_REPORTING_DETAILED)
+#define MICROPY_WARNINGS (0)
+#define MICROPY_CPYTHON_COMPAT (1)
+#define MICROPY_USE_INTERNAL_ERRNO (1)
+#define MICROPY_USE_INTERNAL_PRINTF (0)
+#define MICROPY_STREAMS_NON_BLOCK (0)
+#define MICROPY_ENABLE_EXTERNAL_IMPORT (1)
+#define MICROPY_ENABLE_SCHEDULER (0)
+#define MICROPY_KBD_EXCEPTION (0)
+#define MICROPY_PERSISTENT_CODE_LOAD (0)
+#define MICROPY_OPT_COMPUTED_GOTO (0)
+#define MICROPY_OPT_LOAD_ATTR_FAST_PATH (1)
+#define MICROPY_OPT_MAP_LOOKUP_CACHE (1)
+#define MICROPY_OPT_MPZ_BITWISE (1)
+#define MICROPY_OPT_MATH_FACTORIAL (1)
+#define MICROPY_PY_BUILTINS_STR_SPLITLINES (1)
+#define MICROPY_PY_BUILTINS_STR_CENTER (1)
+#define MICROPY_PY_BUILTINS_STR_PARTITION (1)
+#define MICROPY_PY_BUILTINS_STR_COUNT (1)
+#define MICROPY_PY_BUILTINS_RANGE_BINOP (1)
+#define MICROPY_PY_BUILTINS_SLICE_INDICES (1)
+#define MICROPY_PY_BUILTINS_NEXT2 (1)
+#define MICROPY_PY_BUILTINS_POW3 (1)
+#define MICROPY_PY_BUILTINS_COMPILE (0)
+#define MICROPY_PY_BUILTINS_INPUT (0)
+#define MICROPY_PY_BUILTINS_HELP (0)
+#define MICROPY_PY_BUILTINS_NOTIMPLEMENTED (1)
+#define MICROPY_PY_ALL_SPECIAL_METHODS (1)
+#define MICROPY_PY_ALL_INPLACE_SPECIAL_METHODS (1)
+#define MICROPY_PY_REVERSE_SPECIAL_METHODS (1)
+#define MICROPY_PY_DESCRIPTORS (1)
+#define MICROPY_PY_DELATTR_SETATTR (1)
+#define MICROPY_PY_FUNCTION_ATTRS (1)
+#define MICROPY_PY_FSTRINGS (1)
+#define MICROPY_PY_ASSIGN_EXPR (1)
+#define MICROPY_PY_COLLECTIONS_DEQUE (1)
+#define MICROPY_PY_COLLECTIONS_ORDEREDDICT (1)
+#define MICROPY_PY_COLLECTIONS_NAMEDTUPLE__ASDICT (1)
+#define MICROPY_PY_MATH_SPECIAL_FUNCTIONS (1)
+#define MICROPY_PY_MATH_FACTORIAL (1)
+#define MICROPY_PY_MATH_ISCLOSE (1)
+#define MICROPY_PY_MATH_CONSTANTS (1)
+#define MICROPY_PY_CMATH (1)
+
+// The library: what computes, and nothing that reaches out.
+#define MICROPY_PY_ASYNCIO (0)
+#define MICROPY_PY_BINASCII (1)
+#define MICROPY_PY_BINASCII_CRC32 (1)
+#define MICROPY_PY_DEFLATE (0)
+#define MICROPY_PY_FRAMEBUF (0)
+#define MICROPY_PY_HASHLIB (1)
+#define MICROPY_PY_HASHLIB_SHA1 (0)
+#define MICROPY_PY_HASHLIB_MD5 (0)
+#define MICROPY_PY_CRYPTOLIB (0)
+#define MICROPY_PY_HEAPQ (1)
+#define MICROPY_PY_JSON (1)
+#define MICROPY_PY_MACHINE (0)
+#define MICROPY_PY_MICROPYTHON (0)
+#define MICROPY_PY_OS (0)
+#define MICROPY_PY_PLATFORM (0)
+#define MICROPY_PY_RANDOM (1)
+#define MICROPY_PY_RANDOM_EXTRA_FUNCS (1)
+#define MICROPY_PY_RANDOM_SEED_INIT_FUNC (symphony_random_seed())
+#define MICROPY_PY_RE (1)
+#define MICROPY_PY_RE_MATCH_GROUPS (1)
+#define MICROPY_PY_RE_MATCH_SPAN_START_END (1)
+#define MICROPY_PY_RE_SUB (1)
+#define MICROPY_PY_SELECT (0)
+#define MICROPY_PY_STRUCT (1)
+#define MICROPY_PY_SYS (1)
+#define MICROPY_PY_SYS_ATEXIT (0)
+#define MICROPY_PY_SYS_EXC_INFO (1)
+#define MICROPY_PY_SYS_EXIT (1)
+#define MICROPY_PY_SYS_GETSIZEOF (0)
+#define MICROPY_PY_SYS_MODULES (1)
+#define MICROPY_PY_SYS_PATH (1)
+#define MICROPY_PY_SYS_PS1_PS2 (0)
+#define MICROPY_PY_SYS_STDFILES (0)
+#define MICROPY_PY_SYS_STDIO_BUFFER (0)
+#define MICROPY_PY_SYS_PLATFORM "symphony"
+#define MICROPY_PY_TIME (0)
+#define MICROPY_PY_UCTYPES (0)
+#define MICROPY_PY_WEBSOCKET (0)
+#define MICROPY_PY_THREAD (0)
+#define MICROPY_PY_ERRNO (0)
+#define MICROPY_PY_IO_FOPEN (0)
+#define MICROPY_PY_IO_IOBASE (0)
+#define MICROPY_MODULE___FILE__ (0)
+#define MICROPY_VFS (0)
+#define MICROPY_PY___FILE__ (0)
+
+#define MICROPY_HW_BOARD_NAME "symphony"
+#define MICROPY_HW_MCU_NAME "wasm32"
+
+#define MP_SSIZE_MAX (0x7fffffff)
+#define UINT_FMT "%u"
+#define INT_FMT "%d"
+typedef int mp_int_t; // as large as a pointer
+typedef unsigned mp_uint_t; // likewise
+typedef long mp_off_t;
+
+#define MP_STATE_PORT MP_STATE_VM
+
+uint32_t symphony_random_seed(void);
+
+// In nlr_flag.s: where the C stack is; and, if the flag was set, clear it and go back to there.
+void *nlr_stack(void);
+int nlr_caught(void *stack);
