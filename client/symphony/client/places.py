@@ -43,21 +43,28 @@ class Choice:
     keys: tuple[str, ...]
 
 
-def choose(url: str | None, key: str | None, *, operator: bool = False) -> Choice:
+def choose(
+    url: str | None, key: str | None, *, operator: bool = False, project: str | None = None
+) -> Choice:
     """Return a server and a key: as named, else of the environment, else the newest that runs here.
 
     The variables are SYMPHONY_SERVER and SYMPHONY_KEY, for an operator SYMPHONY_ADMIN_KEY. The key
     of a server that runs here is read from its data directory, and never sent to another server.
+    `project` is an address that a project's files name, which strangers may have written: it goes
+    before SYMPHONY_SERVER, and gets the variable's key only if SYMPHONY_SERVER is the same.
 
     Raises ClientError: what was named is no address.
     """
     variable = "SYMPHONY_ADMIN_KEY" if operator else "SYMPHONY_KEY"
-    named = url or os.environ.get("SYMPHONY_SERVER") or None
+    own = os.environ.get("SYMPHONY_SERVER") or None
+    named = url or project or own
     if named is not None and not named.startswith(("http://", "https://")):
         raise ClientError(f"{named} is not a server's address like http://127.0.0.1:8700")
     live = live_servers()
     place = _place(named, live)
-    found, keys = key or os.environ.get(variable), [variable]
+    found, keys = key, []
+    if url or not project or project.rstrip("/") == (own or "").rstrip("/"):
+        found, keys = key or os.environ.get(variable), [variable]
     name = "admin.key" if operator else "default.key"
     if place is None:
         keys.append(f"{name} of a data directory whose server has this address and runs here")

@@ -9,7 +9,7 @@ from symphony import ClientError
 from symphony.client import places
 from symphony.client.places import ServerPlace, announced_ms, live_servers, user_servers
 
-from symphony_runtime.cli.output import CommandError, print_listing, time_of
+from symphony_runtime.cli.output import CommandError, print_listing, printable, time_of
 
 _NONE = places.NO_SERVER.format(names="--server or SYMPHONY_SERVER")
 
@@ -36,20 +36,33 @@ class Choice:
     def show_origin(self) -> None:
         """Say on stderr which server is used if the user named none."""
         if self.origin:
-            print(f"symphony: server {self.url} ({self.origin})", file=sys.stderr)
+            print(f"symphony: server {printable(self.url or '')} ({self.origin})", file=sys.stderr)
 
     def no_key(self) -> str:
         """Return where a key was looked for, "" if one was found."""
         return "" if self.key else f"no key was found in {', '.join(self.keys)}"
 
 
-def choose(options: argparse.Namespace) -> Choice:
-    """Return the server and the key, from options, environment and this user's live servers."""
+def choose(options: argparse.Namespace, project: tuple[str, Path] | None = None) -> Choice:
+    """Return the server and the key, from options, environment and this user's live servers.
+
+    `project` is an address and the project's file that names it, used if no option names one.
+
+    Raises CommandError: that is no address, or the project's server has no key of its own.
+    """
     operator = getattr(options, "operator", False)
     try:
-        found = places.choose(options.server, options.key, operator=operator)
+        address = project[0] if project else None
+        found = places.choose(options.server, options.key, operator=operator, project=address)
     except ClientError as error:
         raise CommandError(str(error)) from error
+    if project is not None and not options.server:
+        if found.key is None:
+            raise CommandError(
+                f"{project[1]} chooses the server {printable(project[0])}, which gets no key of "
+                "yours by itself: give one with --key, or set SYMPHONY_SERVER to this address"
+            )
+        return Choice(found.url, found.key, f"chosen by {project[1]}", ())
     origin = _origin(found.place, found.live) if found.place and found.live else ""
     return Choice(found.url, found.key, origin, ("--key", *found.keys))
 

@@ -57,3 +57,23 @@ def test_arguments_win_over_variables(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert choose(None, None, operator=True).key == "http://symphony-admin-key"
     named = choose("http://named", "key")
     assert (named.url, named.key) == ("http://named", "key")
+
+
+def test_projects_address_gets_no_key_of_another_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    announced(tmp_path / "here", "http://127.0.0.1:8700")
+    monkeypatch.setenv("SYMPHONY_SERVER", "https://mine.example")
+    monkeypatch.setenv("SYMPHONY_KEY", "secret")
+
+    def key_for(project: str, url: str | None = None, key: str | None = None) -> str | None:
+        return choose(url, key, project=project).key
+
+    assert choose(None, None, project="http://evil.example").url == "http://evil.example"
+    assert key_for("http://evil.example") is None
+    assert key_for("https://mine.example/") == "secret"
+    assert key_for("http://127.0.0.1:8700") == "default-of-here"
+    assert key_for("http://evil.example", key="given") == "given"
+    assert key_for("http://evil.example", url="https://named.example") == "secret"
+    monkeypatch.delenv("SYMPHONY_SERVER")
+    assert key_for("http://evil.example") is None

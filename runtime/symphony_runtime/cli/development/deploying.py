@@ -12,7 +12,7 @@ from symphony_runtime.cli.development.languages import language_of
 from symphony_runtime.cli.output import CommandError, print_json
 from symphony_runtime.cli.project_settings import FILE, read_settings
 from symphony_runtime.cli.projects import run_compiler
-from symphony_runtime.cli.servers import choose
+from symphony_runtime.cli.servers import Choice, choose
 
 _COMPARED = ("entries", "description", "input_schema", "output_schema")
 _DIGITS = 12  # of a version, as the other commands show it
@@ -21,23 +21,23 @@ _DIGITS = 12  # of a version, as the other commands show it
 def deploy(options: argparse.Namespace) -> None:
     """Build, upload, and print the new version and its differences from the one before.
 
-    Raises CommandError, ClientError: a build failed, or the server refuses the program.
+    Raises CommandError, ClientError: no server or key, a build failed, or the server refuses it.
     """
     directory = options.directory.resolve()
     language = language_of(directory)
     settings = read_settings(directory).program
+    choice = choose(options, (settings.server, directory / FILE) if settings.server else None)
+    choice.server()
+    choice.show_origin()
     path = language.build(directory, _say, quick=False, run=run_compiler)
-    options.server = options.server or settings.server
     name = settings.name or directory.name
-    asyncio.run(_upload(options, path.read_bytes(), name, language.content_type))
+    asyncio.run(_upload(options, choice, path.read_bytes(), name, language.content_type))
 
 
 async def _upload(
-    options: argparse.Namespace, program: bytes, name: str, content_type: str
+    options: argparse.Namespace, choice: Choice, program: bytes, name: str, content_type: str
 ) -> None:
-    choice = choose(options)
     async with AsyncClient(choice.server(), choice.key) as client:
-        choice.show_origin()
         before = await _current(client, name)
         after: Any = await client.programs.upload(program, name, content_type)
     told = changes(before, after)
