@@ -199,10 +199,9 @@ def test_test_command_reports_each_test_and_where_one_failed(tmp_path: Path) -> 
 def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with the tools of the agent's template."""
     folder = tmp_path_factory.mktemp("tooled")
-    template = REPOSITORY / "runtime/symphony_runtime/cli/templates/kinds/agent/shared/tools.py"
-    shutil.copy(template, folder / "tools.py")
-    config = folder / "symphony.toml"
-    config.write_text('[tools.project]\ncommand = ["python", "tools.py"]\ntenants = ["default"]\n')
+    template = REPOSITORY / "runtime/symphony_runtime/cli/templates/kinds/agent/shared"
+    shutil.copy(template / "tools.py", folder)
+    config = Path(shutil.copy(template / "server.toml", folder))
     path = f"{Path(SYMPHONY[0]).parent}{os.pathsep}{os.environ['PATH']}"
     options = ("--config", str(config))
     with running_server(folder, *options, executor="torch", environment={"PATH": path}) as running:

@@ -47,7 +47,7 @@ class ProgramSettings(StrictModel):
 
 
 class Settings(StrictModel):
-    """The whole file; `serve` is checked by the server that gets it."""
+    """The whole file; `serve` is checked where a server is started."""
 
     program: ProgramSettings = ProgramSettings()
     serve: dict[str, Any] = Field(default_factory=dict)

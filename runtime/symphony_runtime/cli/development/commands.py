@@ -20,7 +20,7 @@ def add_development(commands: Any) -> None:
         commands, "deploy", "build a project and upload it under its name", _deploy, SERVER, LISTING
     )
     _add_directory(deploy)
-    test = add_command(commands, "test", "run the tests of a project", _test)
+    test = add_command(commands, "test", "run the tests of a project", _test, SERVER)
     _add_directory(test)
     test.add_argument("-k", "--only", metavar="TEXT", default="", help="tests whose names have it")
 

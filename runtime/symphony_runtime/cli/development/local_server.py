@@ -16,12 +16,21 @@ from typing import Any
 
 from symphony.client.places import place_of, read_place
 
-from symphony_runtime.cli.output import CommandError
+from symphony_runtime.cli.output import CommandError, printable
+from symphony_runtime.cli.project_settings import FILE
 from symphony_runtime.cli.servers import choose
 
 START_SECONDS_MAX = 120  # a large model takes long
 _STOP_SECONDS_MAX = 10
+MODEL_DEFAULT = "tiny"
 _LINES_SHOWN = 20
+# The options that a project, which others may have written, sets for a server that this command
+# starts. None of them runs a program, opens the machine to others, or names where data goes.
+_PROJECT_OPTIONS = frozenset({
+    "model", "device", "dtype", "quantize", "tool_format", "threads", "workers", "pool_bytes",
+    "prefix_cache_share", "host_pool_tokens", "queue_seconds_max", "max_decode_gap_ms",
+    "delivery_ms", "runs_live_max", "tenant_runs_live_max", "limits",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +71,39 @@ async def own_server(
 ) -> AsyncIterator[Place]:
     """A server on a free port with a new data directory; both end with the block.
 
-    Paths in `serve` are relative to `directory`, where the configuration is for a moment.
+    Paths in `serve` are relative to `directory`.
 
-    Raises CommandError: it did not start; the message has the end of its log.
+    Raises CommandError: `serve` has an option that no project may set, or the server did not start;
+    the message has the end of its log.
     """
-    say(f"starting a server with the model {serve.get('model', 'tiny')}")
+    serve = checked_options(directory, serve)
+    say(f"starting a server with the model {printable(serve.get('model', MODEL_DEFAULT))}")
     with tempfile.TemporaryDirectory(prefix="symphony-dev-") as name:
         folder = Path(name)
-        config = directory / f".symphony-{os.getpid()}.toml"
+        config = folder / FILE
         config.write_text(to_toml({"port": 0, "disk_reserve_bytes": 0, **serve}), encoding="utf-8")
         with (folder / "server.log").open("wb") as log:
             process = _start(folder, config, log.fileno())
         try:
-            try:
-                place = await _wait_until_ready(process, folder)
-            finally:
-                config.unlink()
+            place = await _wait_until_ready(process, folder)
             say(f"server {place.url}, which ends with this command")
             yield place
         finally:
             await asyncio.shield(asyncio.to_thread(_stop, process))
+
+
+def checked_options(directory: Path, serve: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a project's options with absolute paths; CommandError: it may not set one of them."""
+    if refused := sorted(serve.keys() - _PROJECT_OPTIONS):
+        names = ", ".join(printable(name) for name in refused)
+        raise CommandError(
+            f"{directory / FILE}: no project may set {names} in its table serve: start "
+            "`symphony serve` with a configuration of your own, and name it with --server"
+        )
+    options, model = dict(serve), serve.get("model", MODEL_DEFAULT)
+    if isinstance(model, str) and model != MODEL_DEFAULT:
+        options["model"] = str(directory / Path(model).expanduser())
+    return options
 
 
 def _start(folder: Path, config: Path, log: int) -> "subprocess.Popen[bytes]":

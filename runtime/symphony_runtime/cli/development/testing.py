@@ -21,7 +21,7 @@ from symphony import AsyncClient, ServerError
 
 from symphony_runtime.cli.development.compilers import Compilers
 from symphony_runtime.cli.development.languages import language_of
-from symphony_runtime.cli.development.local_server import own_server
+from symphony_runtime.cli.development.local_server import own_server, some_server
 from symphony_runtime.cli.development.trap_site import show_site
 from symphony_runtime.cli.output import CommandError, printable
 from symphony_runtime.cli.project_settings import read_settings
@@ -56,41 +56,46 @@ def test(options: argparse.Namespace) -> int:
         raise CommandError(
             f"`symphony test` has no way to test {language}: use `symphony dev --once`"
         )
-    return _RUNNERS[language](directory, options.only)
+    return _RUNNERS[language](directory, options)
 
 
-def _test_rust(directory: Path, only: str) -> int:
+def _test_rust(directory: Path, options: argparse.Namespace) -> int:
     toolchain = find_rust_toolchain()
-    command = [toolchain.cargo, "test", *([only] if only else [])]
+    command = [toolchain.cargo, "test", *([options.only] if options.only else [])]
     environment = toolchain.environment
     return subprocess.run(  # noqa: S603 - the developer's own compiler
         command, cwd=directory, env=environment, check=False
     ).returncode
 
 
-def _test_assemblyscript(directory: Path, only: str) -> int:
+def _test_assemblyscript(directory: Path, options: argparse.Namespace) -> int:
     sources = sorted((directory / "tests").glob("*.ts"))
     if not sources:
         raise CommandError(
             f"{directory / 'tests'} holds no *.ts with functions {_PREFIX}...(): i32"
         )
     with Compilers() as compilers:
-        return asyncio.run(_serve_and_test(directory, sources, only, compilers))
+        return asyncio.run(_serve_and_test(directory, sources, options, compilers))
 
 
 async def _serve_and_test(
-    directory: Path, sources: list[Path], only: str, compilers: Compilers
+    directory: Path, sources: list[Path], options: argparse.Namespace, compilers: Compilers
 ) -> int:
     serve, began = read_settings(directory).serve, time.perf_counter()
+    serving = (
+        some_server(options, directory, serve, _say)
+        if options.server
+        else own_server(directory, serve, _say)
+    )
     building = asyncio.create_task(
         asyncio.to_thread(build_tests, directory, sources, compilers.run)
     )
     try:
         async with (
-            own_server(directory, serve, _say) as place,
+            serving as place,
             AsyncClient(place.url, place.key) as client,
         ):
-            results = await run_tests(client, await building, only, directory)
+            results = await run_tests(client, await building, options.only, directory)
     finally:
         building.cancel()
         await asyncio.wait({building})
@@ -167,7 +172,7 @@ def _say(words: str) -> None:
     print(f"symphony: {words}", file=sys.stderr, flush=True)
 
 
-_RUNNERS: dict[str, Callable[[Path, str], int]] = {
+_RUNNERS: dict[str, Callable[[Path, argparse.Namespace], int]] = {
     "rust": _test_rust,
     "assemblyscript": _test_assemblyscript,
 }

@@ -1,5 +1,5 @@
-// `symphony test` runs each exported function test_...(): i32 on a server with the tiny model and
-// the tools of symphony.toml.
+// `symphony test --server URL` runs each exported function test_...(): i32 on a server with the
+// tools of server.toml.
 
 import { Arguments, callTool } from "symphony-lip";
 import { expectContains, expectEqual, runProgram } from "symphony-lip/assembly/testing";
