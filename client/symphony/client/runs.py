@@ -140,11 +140,14 @@ def start_call(
 ) -> Call:
     """Return the request that starts a run with an input."""
     body: dict[str, Any] = {"input": value, **options}
-    once = body.pop("idempotency_key", None) or transport.new_once()
+    given = body.pop("idempotency_key", None)
+    once = given or transport.new_once()
     if stream:
         body["stream"] = True
     query = {"detach": "1"} if detach else {}
-    return sending("POST", f"/v1/programs/{quoted(program)}/runs", body, query, once=once)
+    return sending(
+        "POST", f"/v1/programs/{quoted(program)}/runs", body, query, once=once, own_key=bool(given)
+    )
 
 
 async def stream_run(transport: Transport, call: Call) -> AsyncIterator[Event]:

@@ -41,7 +41,10 @@ class _Page(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request. `once` is its Idempotency-Key, `repeatable` whether a second one does no harm."""
+    """A request. `once` is its Idempotency-Key, `repeatable` whether a second one does no harm.
+
+    `own_key`: the caller has given the key, so the request never goes without it.
+    """
 
     method: str
     path: str
@@ -50,6 +53,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     check: bool = True  # a refusal is an error
     once: str | None = None
+    own_key: bool = False
     repeatable: bool = False
 
 
@@ -190,12 +194,15 @@ class Transport:
         file: Any = call.body if isinstance(call.body, io.IOBase) else None
         start = file.tell() if file else 0
         pauses = Pauses(self.retries if _is_replayable(call.body) else 0)
+        keyless = False
         while True:
             try:
                 return await take(self._attempt(call))
             except (ConnectionFailed, ServerError) as error:
-                if call.once and _has_no_key_left(error):
-                    call, pause = replace(call, once=None, repeatable=False), 0.0
+                if call.once and not call.own_key and _has_no_key_left(error):
+                    call, pause, keyless = replace(call, once=None, repeatable=False), 0.0, True
+                elif keyless and isinstance(error, ServerError) and error.status == 503:
+                    raise  # of a proxy, perhaps, behind which the server has begun
                 else:
                     found = pauses.after(error, repeatable=call.repeatable or bool(call.once))
                     if found is None:

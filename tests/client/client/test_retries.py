@@ -159,6 +159,27 @@ async def test_start_goes_without_a_key_when_the_day_has_none_left() -> None:
     assert [key is None for key in keys] == [False, True]
 
 
+@pytest.mark.parametrize("given", ["mine", None])
+async def test_start_never_runs_twice_when_the_day_has_no_key_left(given: str | None) -> None:
+    """A key of the caller stays; and without a key an answer of 503 may come after the start."""
+    keys: list[str | None] = []
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        keys.append(request.headers.get("Idempotency-Key"))
+        headers = {"Retry-After": "0" if keys[-1] is None else "30000"}
+        status = 503 if keys[-1] is None else 429
+        problem = {"type": "urn:symphony:problem:too-many-keys"}
+        return web.json_response(problem, status=status, headers=headers)
+
+    async with serving(refuse) as port, AsyncClient(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(ServerError) as refused:
+            await client.start("it", **({"idempotency_key": given} if given else {}))
+    if given:
+        assert (refused.value.status, keys) == (429, [given])
+    else:
+        assert (refused.value.status, keys[1:]) == (503, [None])
+
+
 async def test_client_without_retries_starts_once_and_keeps_no_key() -> None:
     keys: list[str | None] = []
 
