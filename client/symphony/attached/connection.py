@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 
 from symphony.attached.errors import AttachError
+from symphony.client.errors import ClientError
+from symphony.client.refusals import no_redirects, problem_of
 
 MESSAGE_BYTES_MAX = 1 << 20  # of one frame to the server
 _FRAME_BYTES_MAX = 1 << 20
@@ -35,7 +37,9 @@ class Connection:
     @classmethod
     async def open(cls, url: str, key: str, query: Mapping[str, str]) -> "Connection":
         """Start a run or take one up; AttachError: the server refuses, or is not there."""
-        session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"})
+        session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {key}"}, trace_configs=[no_redirects()]
+        )
         try:
             timeout = aiohttp.ClientWSTimeout(ws_close=_CLOSE_SECONDS)
             socket = await session.ws_connect(
@@ -47,6 +51,9 @@ class Connection:
             refusal = await _refusal(session, url, query, error.status)
             await session.close()
             raise refusal from None
+        except ClientError as error:  # a redirection
+            await session.close()
+            raise AttachError(str(error)) from error
         except (aiohttp.ClientError, OSError, TypeError, KeyError) as error:
             await session.close()
             raise AttachError(f"no connection to {url}: {error}") from error
@@ -87,10 +94,10 @@ async def _refusal(
     words = ""
     try:
         async with session.get(f"{url}/v1/attached", params=query) as response:
-            body = await response.json(content_type=None)
-            if response.status == status and isinstance(body, dict):
-                words = str(body.get("detail") or "")
-    except (aiohttp.ClientError, OSError, ValueError):
+            problem = await problem_of(response)
+            if response.status == status and problem is not None:
+                words = str(problem.get("detail") or "")
+    except (ClientError, aiohttp.ClientError, OSError, ValueError):
         pass  # the status says enough
     if status == 404 and "run" not in query:
         words = _OLD

@@ -24,6 +24,7 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from symphony.client.errors import ClientError, ConnectionFailed, ServerError
+from symphony.client.refusals import no_redirects, problem_of, redirected
 from symphony.client.retries import Pauses
 
 JsonObject = dict[str, Any]
@@ -80,6 +81,7 @@ class Transport:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             read_bufsize=1 << 16,
             auto_decompress=False,
+            trace_configs=[no_redirects()],
         )
         if self.retries:
             # aiohttp would repeat requests unseen. A test fails when it does again.
@@ -218,8 +220,14 @@ class Transport:
         headers = {**call.headers, "Idempotency-Key": call.once} if call.once else call.headers
         with translated():
             async with self._session.request(
-                call.method, url, data=_payload(call.body), headers=headers
+                call.method,
+                url,
+                data=_payload(call.body),
+                headers=headers,
+                allow_redirects=False,
             ) as response:
+                if 300 <= response.status < 400:
+                    raise redirected(response)
                 if call.check:
                     await _check(response)
                 yield response
@@ -290,9 +298,8 @@ def _payload(body: Body) -> bytes | IO[bytes] | AsyncIterable[bytes] | None:
 async def _check(response: aiohttp.ClientResponse) -> None:
     if response.status < 400:
         return
-    try:
-        problem = json.loads(await response.read())
-    except ValueError:
+    problem = await problem_of(response)
+    if problem is None:
         problem = {"title": response.reason, "status": response.status}
     retry_after = _seconds(response.headers.get("Retry-After", ""))
     raise ServerError(response.status, problem, retry_after)

@@ -13,6 +13,7 @@ import aiohttp
 from symphony.attached.errors import SymphonyError
 from symphony.attached.place import find_server
 from symphony.attached.run import attach
+from symphony.client.refusals import problem_of
 from symphony.programs.schema import Signature
 from symphony.programs.source import source_of, version_of, with_manifest
 
@@ -125,12 +126,16 @@ class Program(Generic[P, T]):
         query, body = {"name": name or self.name}, self.deployed_source.encode()
         async with (
             aiohttp.ClientSession(headers=headers) as session,
-            session.post(f"{url}/v1/programs", params=query, data=body) as response,
+            session.post(
+                f"{url}/v1/programs", params=query, data=body, allow_redirects=False
+            ) as response,
         ):
+            if response.status not in (200, 201):
+                raise _refused(response.status, await problem_of(response))
             answer: Any = None
             with contextlib.suppress(ValueError, aiohttp.ContentTypeError):
                 answer = await response.json(content_type=None)
-            if response.status in (200, 201) and isinstance(answer, dict):
+            if isinstance(answer, dict):
                 return cast("dict[str, Any]", answer)
             raise _refused(response.status, answer)
 
