@@ -4,12 +4,15 @@ import subprocess
 from pathlib import Path
 
 _SECONDS_MAX = 60
-# The package is looked for from the source's folder upward, then from here.
+# The package is taken from the source's folder, or from the project's, where the command runs. It
+# is not looked for further up, as Node.js does: others may write there, as in /tmp.
 _STRIP = """
-const places = { paths: [process.argv[1], process.cwd()] };
-let found;
-try { found = require.resolve("amaro", places); } catch { process.exit(3); }
-const text = require("fs").readFileSync(0, "utf8");
+const fs = require("fs");
+const folders = [process.argv[1], process.cwd()];
+const places = folders.map((each) => require("path").join(each, "node_modules", "amaro"));
+const found = places.find((each) => fs.existsSync(each));
+if (!found) process.exit(3);
+const text = fs.readFileSync(0, "utf8");
 try {
   process.stdout.write(require(found).transformSync(text, { mode: "strip-only" }).code);
 } catch (error) {

@@ -16,12 +16,18 @@ def test_missing_node_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_package_is_asked_for_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "a.ts"
+    source = tmp_path / "project" / "src" / "a.ts"
+    source.parent.mkdir(parents=True)
     source.write_text("let a: number = 1;")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path / "project")
     with pytest.raises(TypeScriptError, match="npm install amaro"):
         strip_types(source)
-    package = tmp_path / "node_modules" / "amaro"
+    others = tmp_path / "node_modules" / "amaro"  # above the project: anybody's
+    others.mkdir(parents=True)
+    (others / "index.js").write_text("process.exit(7);")
+    with pytest.raises(TypeScriptError, match="npm install amaro"):
+        strip_types(source)
+    package = tmp_path / "project" / "node_modules" / "amaro"
     package.mkdir(parents=True)
     (package / "index.js").write_text(
         "exports.transformSync = (text, options) => {"

@@ -35,7 +35,8 @@ def build_c(directory: Path, say: Say, *, quick: bool, run: RunCompiler) -> Path
     clang = os.environ.get("CLANG") or shutil.which("clang")
     if not clang or not shutil.which("wasm-ld"):
         raise ProjectError(_NO_CLANG)
-    sources = sorted(path.name for path in directory.glob("*.c"))
+    # Not bare: clang reads options from a file whose name begins with @.
+    sources = sorted(f"./{path.name}" for path in directory.glob("*.c"))
     # The names of functions stay: a trap's reason has them.
     options = [*_C_OPTIONS, "-O1" if quick else "-Oz", "-Wl,--strip-debug"]
     command = [clang, *options, "-I", str(sdk_folder("c")), *sources]
