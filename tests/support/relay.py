@@ -21,6 +21,19 @@ class Relay:
         self.connections = 0
         self.lost = 0
         self.url = ""
+        self._carrying: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine, whose task nobody would end: its sockets then stay open behind the test.
+        self._carrying[asyncio.create_task(self.carry(reader, writer))] = writer
+
+    async def close(self) -> None:
+        """End what is still carried, and wait until its sockets are closed."""
+        for task in self._carrying:
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+        for writer in self._carrying.values():
+            await _close(writer)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number, self.connections = self.connections, self.connections + 1
@@ -41,10 +54,16 @@ class Relay:
             pass  # the client has gone, or the test is over
         finally:
             asking.cancel()
-            for each in (writer, to_server):
-                each.close()
+            writer.close()
             with contextlib.suppress(asyncio.CancelledError):
                 await asking
+            await _close(to_server)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +78,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def relaying(server: str, *cuts: int) -> AsyncIterator[Relay]:
     """Relay to a server's address, and cut the first connections."""
     relay = Relay(server, [*cuts])
-    listening = await asyncio.start_server(relay.carry, "127.0.0.1", 0)
+    listening = await asyncio.start_server(relay.accept, "127.0.0.1", 0)
     async with listening:
         relay.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        yield relay
+        try:
+            yield relay
+        finally:
+            await relay.close()

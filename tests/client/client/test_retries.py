@@ -1,5 +1,6 @@
 """What a client does again, and what it does not: a real server behind a relay that cuts."""
 
+import asyncio
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -214,3 +215,23 @@ def test_pauses_grow_have_a_random_part_and_a_bound() -> None:
     long = Pauses(100)
     waited = [long.after(ServerError(503, {}, 25.0), repeatable=False) for _ in range(3)]
     assert [pause is None for pause in waited] == [False, False, True]
+
+
+async def test_relay_leaves_no_connection_behind() -> None:
+    """One that was left open failed a later test, on a busy machine, as an unclosed socket."""
+
+    asked = asyncio.Event()
+
+    async def never(_: web.Request) -> web.StreamResponse:
+        asked.set()
+        return await asyncio.Future[web.StreamResponse]()
+
+    async with serving(never) as port:
+        before = asyncio.all_tasks()
+        async with relaying(f"http://127.0.0.1:{port}") as relay:
+            reader, writer = await asyncio.open_connection(*relay.url[7:].split(":"))
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await asked.wait()
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        assert not [task for task in asyncio.all_tasks() - before if "carry" in repr(task)]
