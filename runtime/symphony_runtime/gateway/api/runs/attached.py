@@ -13,7 +13,7 @@ from symphony_runtime.gateway.api.run_streams import deliver_message, encode_fra
 from symphony_runtime.gateway.attached.runs import ATTACHED, AttachedRun
 from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.errors import Problem, bad_request
-from symphony_runtime.gateway.http.context import flag, services, tenant_of, to_json
+from symphony_runtime.gateway.http.context import flag, run_beside, services, tenant_of, to_json
 from symphony_runtime.gateway.runs.record import RunRequest
 
 _HEARTBEAT_SECONDS = 15.0
@@ -36,12 +36,14 @@ async def attach(request: web.Request) -> web.StreamResponse:
                       headers={"Upgrade": "websocket"})  # fmt: skip
     attached = taken or await server.start(tenant, wanted)
     sending: asyncio.Task[None] | None = None
-    beating = asyncio.create_task(_beat(request))
+    beating = asyncio.create_task(run_beside(request, partial(_beat, request)))
     try:
         await socket.prepare(request)
         request[WRITING].held = lambda: attached.frames.waiting
         send = partial(_send_frames, socket, request, attached)
-        sending = await attached.take_up(send, partial(_dismiss, request))
+        sending = await attached.take_up(
+            partial(run_beside, request, send), partial(_dismiss, request)
+        )
         attached.parks = parks
         async for frame in socket:
             if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):

@@ -1,5 +1,7 @@
 """The handshake of attached programs; tests/e2e/test_attached.py has what follows it."""
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ import aiohttp
 import msgpack
 import pytest
 
+from tests.e2e.programs import PARROT_WASM
 from tests.support.gateway.system import SystemRig
 from tests.support.waiting import wait_until
 
@@ -65,3 +68,35 @@ async def test_run_without_its_client_ends_and_leaves_no_record(tmp_path: Path) 
         await wait_until(lambda: not system.gateway.services.runs.live_by_tenant())
         async with session.get(f"/v1/runs/{run}") as response:
             assert response.status == 404
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+async def test_frames_to_a_client_are_charged_to_its_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attaches: bool
+) -> None:
+    """The handler waits for frames of its client, so only what is sent takes time here."""
+    async with session_of(tmp_path) as (system, session), system.client() as client:
+        services, spent = system.gateway.services, Counter[str]()
+        charge = services.cpu_reporter.charge
+
+        def note(tenant: str, seconds: float) -> None:
+            spent[tenant] += round(1e6 * seconds)
+            charge(tenant, seconds)
+
+        monkeypatch.setattr(services.cpu_reporter, "charge", note)
+        path = "/v1/attached"
+        if not attaches:
+            await client.programs.upload(PARROT_WASM, name="parrot")
+            path = f"/v1/runs/{await client.start('parrot')}/ws"
+        async with session.ws_connect(path, max_msg_size=0) as socket:
+            if attaches:
+                await socket.receive_json()
+            await asyncio.sleep(0.1)
+            (run,) = services.runs._live.values()
+            spent.clear()
+            for _ in range(16):
+                run.events.append("message", b"\xff" * (1 << 19))
+            for _ in range(16):
+                await socket.receive_bytes()
+            assert spent["default"] > 1_000
+            services.runs.kill(run, "done")
