@@ -549,7 +549,8 @@ class Programs:
         async def compile_locked() -> Compiled:
             async with self._tenant_locks.of(tenant):
                 if source is None or module is None:
-                    return await self._compiler.compile(wasm, bounds, tenant)
+                    own = tenant == OWNER
+                    return await self._compiler.compile(wasm, bounds, tenant, own=own)
                 job = SourceJob(source.text, module, language.comment)
                 return await self._compiler.compile(job, bounds, tenant)
 

@@ -93,10 +93,20 @@ async def test_failed_program_ends_as_trapped_with_its_reason(
 ) -> None:
     await upload(client, b"f", "toy")
     run = await client.run("toy")
-    assert (run["status"], run["reason"]) == ("trapped", "f")
+    assert (run["status"], run["reason"]) == ("trapped", "failed: f")
     await upload(client, b"l", "toy")
     run = await client.run("toy", limits={"cpu_ms": 50})
     assert run["status"] == "killed"
+
+
+@run_by(with_toy, "tmp_path")
+async def test_uploaded_module_is_no_language_module(_: SystemRig, client: AsyncClient) -> None:
+    error = await refused(client.programs.upload(TOY.module()))
+    assert error.status == 400
+    assert error.problem["problems"] == [
+        f"import language.{name} is refused: there is no such call"
+        for name in ("source_read", "fail")
+    ]
 
 
 @run_by(with_toy, "tmp_path")
