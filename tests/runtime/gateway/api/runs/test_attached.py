@@ -1,15 +1,20 @@
 """The handshake of attached programs; tests/e2e/test_attached.py has what follows it."""
 
 import asyncio
+import ctypes
+import struct
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import SOL_SOCKET
 from typing import Any
 
 import aiohttp
 import msgpack
 import pytest
+from symphony_runtime.gateway.api.runs import attached
 
 from tests.e2e.programs import PARROT_WASM
 from tests.support.gateway.system import SystemRig
@@ -100,3 +105,32 @@ async def test_frames_to_a_client_are_charged_to_its_tenant(
                 await socket.receive_bytes()
             assert spent["default"] > 1_000
             services.runs.kill(run, "done")
+
+
+_SO_ATTACH_FILTER = 26
+
+
+def hear_nothing(socket: aiohttp.ClientWebSocketResponse) -> None:
+    """Drop each packet to a socket, as if its machine had gone without a word."""
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0
+    program = struct.pack("HP", 1, ctypes.addressof(drop))
+    socket.get_extra_info("socket").setsockopt(SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system's own timeout holds")
+@pytest.mark.parametrize("gone", [True, False])
+async def test_run_of_a_client_that_vanishes_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """One that answers no pings, but is there, is kept."""
+    monkeypatch.setattr(attached, "_HEARTBEAT_SECONDS", 0.1)
+    async with session_of(tmp_path) as (system, session):
+        runs, patience = system.gateway.services.runs, aiohttp.ClientWSTimeout(ws_close=0.1)
+        async with session.ws_connect("/v1/attached", timeout=patience, autoping=False) as socket:
+            await socket.receive_json()
+            if gone:
+                hear_nothing(socket)
+                await wait_until(lambda: not runs.live_by_tenant())
+            else:
+                await asyncio.sleep(1.0)
+                assert runs.live_by_tenant()
