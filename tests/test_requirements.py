@@ -109,6 +109,7 @@ def test_switch_of_ci_names_all_but_what_its_machine_lacks() -> None:
     assert named <= set(NEEDS)
     assert set(NEEDS) - named == {
         "chromium",
+        "clang",
         "claude-code",
         "flashinfer",
         "gpu",
@@ -117,4 +118,5 @@ def test_switch_of_ci_names_all_but_what_its_machine_lacks() -> None:
         "rustfmt",
         "serde",
         "user",
+        "zig",
     }

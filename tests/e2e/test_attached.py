@@ -334,8 +334,22 @@ async def test_program_runs_attached_and_returns_its_own_type(
     assert len(best.levels[0]) == 2
     with pytest.raises(symphony.ValueRefused, match=r"\$\.levels"):
         await tree_of_thoughts.run(levels="many")  # type: ignore[arg-type]
-    with pytest.raises(symphony.DeployError, match="no Python source"):
-        await tree_of_thoughts.deploy()
+
+
+async def test_program_deployed_gives_what_it_gives_attached(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYMPHONY_SERVER", server.url)
+    monkeypatch.setenv("SYMPHONY_KEY", server.key)
+    best = await tree_of_thoughts.run(levels=1, branches=2, tokens=4)
+    deployed = await tree_of_thoughts.deploy()
+    assert (deployed["name"], deployed["language"]) == (tree_of_thoughts.name, "python")
+    async with server.client() as client:
+        given = {"levels": 1, "branches": 2, "tokens": 4}
+        result = await client.run(deployed["id"], given)
+    assert result["status"] == "exited", result["reason"]
+    (message,) = answers(result)
+    assert message == tree_of_thoughts.signature.dump(best)
 
 
 async def test_program_that_fails_names_its_own_line(

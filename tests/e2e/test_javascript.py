@@ -108,7 +108,7 @@ def test_mistakes_are_told_with_their_place(server: RunningServer) -> None:
     run = play(server, "const f = () => null.x;\nexport default () => {\n  f();\n}")
     assert run["status"] == "trapped"
     assert run["reason"].splitlines() == [
-        "TypeError: cannot read property 'x' of null",
+        "failed: TypeError: cannot read property 'x' of null",
         "    at f (program.js:1)",
         "    at default (program.js:3)",
     ]

@@ -23,7 +23,7 @@ _LENGTH = 4
 
 def take(host: FiberHost, wide: list[bool], wasm: bytes) -> str:
     """Return what became of a module, in words."""
-    outcome = check_and_compile(wasm)
+    outcome = check_and_compile(wasm, own=True)
     if outcome.problems:
         return "refused"
     try:

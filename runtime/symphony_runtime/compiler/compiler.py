@@ -49,6 +49,7 @@ _NUMBER = 99  # of its user, after the workers'
 _NICENESS = 10  # the other roles get about nine times as much of a processor
 _INPUT_BYTES_MAX = 4 * PROGRAM_BYTES_MAX  # machine code is larger than its module
 _REQUIRED = "--require-containment"
+_OWN = "--own"  # the module ships with the server
 _SOURCE = "--source"  # stdin is a `SourceJob`
 # Problems that name a limit which an operator can raise.
 _LIMIT_WORDS = (
@@ -194,10 +195,18 @@ class Compiler:
         self.account: Account | None = None  # that compilers' processor time is charged to
 
     async def compile(
-        self, wasm: "bytes | SourceJob", bounds: CompileBounds = USUAL, tenant: str = ""
+        self,
+        wasm: "bytes | SourceJob",
+        bounds: CompileBounds = USUAL,
+        tenant: str = "",
+        *,
+        own: bool = False,
     ) -> Compiled:
-        """Compile a tenant's program, or check its source; raises as `compile_program`."""
-        account, options = self.account, self._options
+        """Compile a tenant's program, or check its source; raises as `compile_program`.
+
+        `own`: a module that ships with the server.
+        """
+        account, options = self.account, [*self._options, _OWN] if own else self._options
         if self._times.spent(tenant) and self._others_running(tenant):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMPILE_PATIENCE_SECONDS_MAX) as end:
@@ -366,7 +375,7 @@ def main() -> None:
     if _SOURCE in sys.argv:
         outcome = check_source(*msgpack.unpackb(data))
     else:
-        outcome = check_and_compile(data, bounds.functions)
+        outcome = check_and_compile(data, bounds.functions, own=_OWN in sys.argv)
     body: bytes = msgpack.packb(asdict(outcome), use_bin_type=True)
     out.write(_LENGTH.pack(len(body)) + body)
     out.close()

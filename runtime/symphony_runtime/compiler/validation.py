@@ -24,7 +24,7 @@ from wasmtime import (
     WasmtimeError,
 )
 
-from symphony_runtime.abi import Signature, allowed_imports
+from symphony_runtime.abi import LANGUAGE, Signature, allowed_imports
 from symphony_runtime.compiler.manifest import read_manifest
 from symphony_runtime.compiler.module_outline import (
     FUNCTION,
@@ -82,8 +82,13 @@ class CompileOutcome:
     declared: str = ""  # the program's own manifest as JSON
 
 
-def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> CompileOutcome:
-    """Return a valid program's artefact, or all its problems."""
+def check_and_compile(
+    wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX, *, own: bool = False
+) -> CompileOutcome:
+    """Return a valid program's artefact, or all its problems.
+
+    `own`: it ships with the server, and may be a language module.
+    """
     problems = check_shape(wasm, functions_max)
     if problems:
         return CompileOutcome(readable(problems))
@@ -93,7 +98,7 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
         return CompileOutcome(readable([explain(str(error))]))
     imports, exports = module.imports, module.exports
     declared, problems = read_manifest(wasm)
-    problems = check_imports(imports) + check_exports(exports) + problems
+    problems = check_imports(imports, own=own) + check_exports(exports) + problems
     if problems:
         return CompileOutcome(readable(problems))
     lines = read_custom(wasm, SECTION)
@@ -137,14 +142,17 @@ def explain(message: str) -> str:
     return f"the module is not valid WebAssembly: {detail}"
 
 
-def check_imports(imports: list[ImportType]) -> list[str]:
-    """Return a problem for each import that is unknown or has a wrong type."""
+def check_imports(imports: list[ImportType], *, own: bool = False) -> list[str]:
+    """Return a problem for each import that is unknown or has a wrong type.
+
+    Only the server's own modules may import the calls of language modules.
+    """
     allowed = allowed_imports()
     problems = []
     for item in imports:
         name = f"{item.module}.{item.name}"
         wanted = allowed.get((item.module, item.name or ""))
-        if wanted is None:
+        if wanted is None or (item.module == LANGUAGE and not own):
             problems.append(f"import {name} is refused: there is no such call")
         elif not isinstance(item.type, FuncType):
             problems.append(f"import {name} must be a function, not a {_kind(item.type)}")

@@ -12,8 +12,10 @@ import re
 from typing import Final, NamedTuple
 
 _HEAD: Final = b"\0source "
-# Blank lines, line comments and a #! line may stand before it.
-_BLOCK = re.compile(rb"\A(?:\s+|//[^\n]*\n|#![^\n]*\n)*/\*\s*symphony:(.*?)\*/", re.DOTALL)
+# They may stand before a manifest: blank lines, line comments and a #! line. Each is found once, in
+# a loop, since a regular expression of any number of them could take time without bounds.
+_BEFORE: Final = re.compile(rb"\s+|//[^\n]*\n|#![^\n]*\n")
+_BLOCK: Final = re.compile(rb"/\*\s*symphony:(.*?)\*/", re.DOTALL)
 
 
 class Source(NamedTuple):
@@ -28,9 +30,14 @@ def pack_source(language: str, text: bytes) -> bytes:
     return _HEAD + language.encode() + b"\n" + text
 
 
+def is_source(body: bytes) -> bool:
+    """Return whether bytes begin as a stored source program; they may be malformed."""
+    return body.startswith(_HEAD)
+
+
 def unpack_source(body: bytes) -> Source | None:
     """Return a stored source program; None: it is a module."""
-    if not body.startswith(_HEAD):
+    if not is_source(body):
         return None
     language, _, text = body[len(_HEAD) :].partition(b"\n")
     return Source(language.decode(), text)
@@ -42,7 +49,10 @@ def find_manifest(text: bytes, comment: str) -> bytes:
     `comment` is as in `Language`. Only comments stand before a manifest.
     """
     if not comment:
-        found = _BLOCK.match(text)
+        position = 0
+        while skipped := _BEFORE.match(text, position):
+            position = skipped.end()
+        found = _BLOCK.match(text, position)
         return found[1].strip() if found else b""
     mark, lines = comment.encode(), iter(text.splitlines())
     for line in lines:

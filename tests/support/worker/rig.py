@@ -110,7 +110,7 @@ class WorkerRig:
         known = self._known.get(wasm)
         if known and (not name or known == name):
             return known
-        outcome = check_and_compile(wasm)
+        outcome = check_and_compile(wasm, own=True)
         assert not outcome.problems, outcome.problems
         module = name or f"program-{next(self._names)}"
         self._known[wasm] = module

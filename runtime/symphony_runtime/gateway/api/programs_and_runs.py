@@ -40,7 +40,7 @@ from symphony_runtime.gateway.runs.record import Record, check_here
 from symphony_runtime.gateway.runs.trace import find_trace
 from symphony_runtime.gateway.runs.tracing.events import trace_events
 from symphony_runtime.languages.language import of_content_type
-from symphony_runtime.languages.source import pack_source, unpack_source
+from symphony_runtime.languages.source import is_source, pack_source
 from symphony_runtime.texts.token_texts import token_texts
 
 _PATIENCE_SECONDS = 5.0  # that a client waits for an end to be stored
@@ -55,7 +55,7 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
         language = of_content_type(languages, request.content_type)
         if language is None:
             wasm = await read_body(request, "a program", limits.at_most("program_bytes"))
-            if unpack_source(wasm) is not None:
+            if is_source(wasm):
                 wasm = b""  # only the server makes such bytes: it is no module
         else:
             text = await read_body(request, "a source", PROGRAM_SOURCE_BYTES_MAX)

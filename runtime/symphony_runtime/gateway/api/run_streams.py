@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
@@ -11,7 +12,14 @@ from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 from symphony_runtime.gateway.api.results import message_json
 from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.errors import Problem, has_gone
-from symphony_runtime.gateway.http.context import flag, number, services, tenant_of, to_json
+from symphony_runtime.gateway.http.context import (
+    flag,
+    number,
+    run_beside,
+    services,
+    tenant_of,
+    to_json,
+)
 from symphony_runtime.gateway.http.responses import EVENT_STREAM
 from symphony_runtime.gateway.runs.events.reader import Event
 from symphony_runtime.gateway.runs.events.stream import Reader
@@ -100,7 +108,8 @@ async def websocket(request: web.Request) -> web.StreamResponse:
                       headers={"Upgrade": "websocket"})  # fmt: skip
     with contextlib.closing(runs.open_reader(run, _resume_point(request))) as reader:
         await socket.prepare(request)
-        sending = asyncio.create_task(_send_events(socket, request, reader, encode))
+        send = partial(_send_events, socket, request, reader, encode)
+        sending = asyncio.create_task(run_beside(request, send))
         try:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):

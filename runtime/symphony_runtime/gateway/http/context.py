@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -225,6 +225,11 @@ async def load_kept_json(request: web.Request, text: str) -> Any:
         size = len(text) + _COST_BYTES * await run_sized(request, len(text), cost)
         services(request).bodies.hold(request, body_owner(request), size)
         return await run_sized(request, len(text), lambda: json.loads(text))
+
+
+async def run_beside(request: web.Request, work: Callable[[], Awaitable[None]]) -> None:
+    """Do work in a task beside a request's handler; its processor time, too, is its tenant's."""
+    await services(request).cpu_reporter.charge_awaitable(tenant_of(request), work())
 
 
 async def run_sized(request: web.Request, size: int, work: Callable[[], T]) -> T:

@@ -195,7 +195,7 @@ class Programs:
         self._loading: dict[str, asyncio.Task[bytes]] = {}
         self._known: dict[tuple[str, str], Program] = {}  # by id and by name
         self._changes = 0
-        self._change_lock = asyncio.Lock()  # files and rows change together
+        self._change_locks = TenantLocks()  # a tenant's files and rows change together
         self._tenant_locks = TenantLocks()  # for compilations
         self._compiling: dict[str, set[asyncio.Future[Compiled]]] = {}  # by tenant
         self._forgotten: Counter[str] = Counter()  # number of `forget_tenant` by tenant
@@ -228,7 +228,7 @@ class Programs:
         await self._check_quota(tenant, name, new, quota)
         self._store.disk.check(tenant, new or ROW_BYTES)
         compiled = None if known is not None else await self._compile(tenant, wasm, bounds)
-        async with self._change_lock:
+        async with self._change_locks.of(tenant):
             if self._forgotten[tenant] != forgotten:
                 raise not_found("tenant", tenant)  # deleted meanwhile
             if compiled is not None:
@@ -324,7 +324,7 @@ class Programs:
     async def delete(self, tenant: str, reference: str) -> Program:
         """Delete a program and its names, not its live runs; return it. Problem 404."""
         program = await self.get(tenant, reference)
-        async with self._change_lock:
+        async with self._change_locks.of(tenant):
             await self._store.write(lambda c: _delete_program(c, program))
             await self._forget_deleted(tenant, program.id)
         return program
@@ -346,7 +346,7 @@ class Programs:
         check_name(name)
         program = await self.get(tenant, reference)
         await self._check_quota(tenant, name, 0, quota)
-        async with self._change_lock:
+        async with self._change_locks.of(tenant):
             if not await self._point(tenant, name, program.id, quota, uploaded=False):
                 self._forget_known()  # another gateway has deleted it
                 raise not_found("program", reference)
@@ -358,7 +358,7 @@ class Programs:
         Raises Problem: 404; 409, the name points at it.
         """
         program = await self.get(tenant, f"{name}@{version}")
-        async with self._change_lock:
+        async with self._change_locks.of(tenant):
             drop = partial(drop_version, tenant=tenant, name=name, program=program.id)
             gone = await self._store.write(drop)
             if gone is None:
@@ -370,7 +370,7 @@ class Programs:
         """Delete a name with its versions, and the programs that no other name has; Problem 404."""
         versions = await self.versions(tenant, name)
         sql = "DELETE FROM program_names WHERE tenant = ? AND name = ?"
-        async with self._change_lock:
+        async with self._change_locks.of(tenant):
             await self._store.write(lambda c: _changing(c, sql, (tenant, name)))
             for version in versions:
                 drop = partial(drop_version, tenant=tenant, name=name, program=version.program.id)
@@ -423,7 +423,7 @@ class Programs:
         if program is None:
             return None
         await self.program_usage.flush()
-        async with self._change_lock:
+        async with self._change_locks.of(tenant):
             if not await self._store.write(lambda c: _delete_program(c, program, before_ms)):
                 return None
             await self._forget_deleted(tenant, program.id)
@@ -447,7 +447,7 @@ class Programs:
         OSError: files are left.
         """
         self.cancel_compilations(tenant)
-        async with self._change_lock:
+        async with self._change_locks.of(tenant):
             self._forgotten[tenant] += 1
             if rows:
                 for table, (key, *large) in _TABLES.items():
@@ -463,7 +463,7 @@ class Programs:
         """Remove files of programs that another gateway deleted; return how many programs."""
         removed = 0
         for tenant in await asyncio.to_thread(self._files.tenants):
-            async with self._change_lock:  # no file precedes its row
+            async with self._change_locks.of(tenant):  # no file precedes its row
                 kept = await self._store.read(partial(_digests, tenant=tenant))
                 for digest in await asyncio.to_thread(self._files.digests, tenant) - kept:
                     await self._remove_files(tenant, digest)
@@ -509,7 +509,7 @@ class Programs:
         digest = _digest(program.id)
         wasm = await self._wasm(program)
         compiled = await self._compile(program.tenant, wasm, TAKEN_BEFORE)
-        async with self._change_lock:
+        async with self._change_locks.of(program.tenant):
             if await self.find(program.tenant, program.id) is None:
                 raise not_found("program", program.id)
             await self._write_files(program.tenant, digest, wasm, compiled.artefact)
@@ -549,7 +549,8 @@ class Programs:
         async def compile_locked() -> Compiled:
             async with self._tenant_locks.of(tenant):
                 if source is None or module is None:
-                    return await self._compiler.compile(wasm, bounds, tenant)
+                    own = tenant == OWNER
+                    return await self._compiler.compile(wasm, bounds, tenant, own=own)
                 job = SourceJob(source.text, module, language.comment)
                 return await self._compiler.compile(job, bounds, tenant)
 

@@ -73,7 +73,7 @@ class Run:
         self.end: Record | None = None  # once known; becomes `record` when it is stored
         self.unstored: Problem | None = None  # why the first attempt to store the end failed
         self.asked: str | None = None  # of a request that is kept, until it is an event
-        self.attached = False  # its messages are kept nowhere: no limit counts them
+        self.attached = False  # its messages are kept nowhere: only those that wait are bounded
         self.unwanted = False  # its client has gone: a failure need not be stored
         self.trace: RunTrace | None = None  # if the request asked for one
         self.spans: RunSpans | None = None  # if it is sampled for the operator's traces
@@ -148,7 +148,9 @@ class Run:
         """
         limits = self.record.limits
         if self.attached:
-            return None
+            assert isinstance(self.events, EphemeralStream)
+            flooded = self.events.is_flooded_by(size)
+            return "its worker sent more than may wait for its client" if flooded else None
         if self.events.sent + size > (most := limits["output_bytes"]):
             return f"output limit: it sent more than {most} bytes"
         if self.messages > (most := limits["messages"]):

@@ -39,7 +39,7 @@ class RunRequest:
     stream: bool = False
     trace: bool = False
     asked: str | None = None  # what a client asked, to be kept as the first event
-    attached: bool = False  # its messages are kept nowhere, and count towards no limit
+    attached: bool = False  # its messages are kept nowhere, and count only while they wait
 
 
 @dataclass(slots=True)

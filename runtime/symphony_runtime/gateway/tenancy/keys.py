@@ -7,9 +7,10 @@ least one operator's key that may write and does not expire always remains.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from symphony_kernel.protocol.limits import TENANT_KEYS_MAX
 
@@ -26,10 +27,24 @@ from symphony_runtime.gateway.tenancy.authentication import (
     new_key,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5  # between two looks for expired keys
 # The roles of an operator's key (True) and of a tenant's (False); the first is the default.
 ROLES = {True: (Role.ADMIN, Role.READ_ONLY), False: (Role.TENANT, Role.READ_ONLY)}
+
+
+def _in_own_task(
+    change: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Run a change without its request's pauses: it holds a lock of all tenants."""
+
+    @wraps(change)
+    async def run(*args: P.args, **options: P.kwargs) -> T:
+        return await asyncio.create_task(change(*args, **options))
+
+    return run
 
 
 class KeyRing:
@@ -41,6 +56,7 @@ class KeyRing:
         self._connections = connections
         self.changing = asyncio.Lock()  # the last two keys must not revoke each other
 
+    @_in_own_task
     async def create_key(
         self, tenant: str | None, role: Role, name: str, expires_ms: int | None
     ) -> tuple[str, Key]:
@@ -55,6 +71,7 @@ class KeyRing:
             self._keys.put_key(key)
         return text, key
 
+    @_in_own_task
     async def revoke_key(self, tenant: str | None, key_id: str) -> Key:
         """Revoke a key and cut its open requests.
 
@@ -67,6 +84,7 @@ class KeyRing:
             self.forget_keys([key.id])
         return key
 
+    @_in_own_task
     async def rotate_key(self, tenant: str | None, key_id: str, grace_ms: int) -> tuple[str, Key]:
         """Create a key like `key_id`, which expires after `grace_ms`.
 

@@ -16,7 +16,12 @@ def source_read(instance: Instance, pointer: int, capacity: int) -> int:
 
 
 def fail(instance: Instance, pointer: int, length: int) -> NoReturn:
-    """End the program as trapped, with a reason in UTF-8; a longer one is cut."""
+    """End the program as trapped, with a reason in UTF-8; a longer one is cut.
+
+    The words are the program's own, so the reason begins as no reason of the server does.
+    """
     instance.fiber.check(pointer, length)
     words = instance.fiber.read(pointer, min(length, PROGRAM_REASON_BYTES_MAX))
-    raise Ending(TRAPPED, words.decode("utf-8", "replace") or "it failed without a reason")
+    text = words.decode("utf-8", "replace")
+    text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    raise Ending(TRAPPED, f"failed: {text or 'no reason'}")

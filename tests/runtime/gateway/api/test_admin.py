@@ -141,7 +141,8 @@ async def test_read_only_key_changes_nothing(system: SystemRig, admin: AsyncClie
     # Its handler refuses what writes: see the tests of `gateway/mcp`.
     assert {route.name for route in ROUTES if route.writes and not route.refuses_readers} == {"mcp"}
     assert {route.name for route in ROUTES if route.method == "GET" and route.writes} == {
-        "websocket"
+        "attach",
+        "websocket",
     }
     denied = await all_of(admin.admin.audit({"kind": "denied", "tenant": "default"}))
     assert "startRun" in {note["action"] for note in denied}

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from symphony import AsyncClient
 from symphony.client.views import Program
 from symphony_kernel.protocol.limits import PROGRAM_SOURCE_BYTES_MAX
@@ -94,10 +93,20 @@ async def test_failed_program_ends_as_trapped_with_its_reason(
 ) -> None:
     await upload(client, b"f", "toy")
     run = await client.run("toy")
-    assert (run["status"], run["reason"]) == ("trapped", "f")
+    assert (run["status"], run["reason"]) == ("trapped", "failed: f")
     await upload(client, b"l", "toy")
     run = await client.run("toy", limits={"cpu_ms": 50})
     assert run["status"] == "killed"
+
+
+@run_by(with_toy, "tmp_path")
+async def test_uploaded_module_is_no_language_module(_: SystemRig, client: AsyncClient) -> None:
+    error = await refused(client.programs.upload(TOY.module()))
+    assert error.status == 400
+    assert error.problem["problems"] == [
+        f"import language.{name} is refused: there is no such call"
+        for name in ("source_read", "fail")
+    ]
 
 
 @run_by(with_toy, "tmp_path")
@@ -106,5 +115,7 @@ async def test_wasm_type_is_no_source(system: SystemRig, client: AsyncClient) ->
     assert error.problem["problems"] == [
         "this is not a WebAssembly module (it does not begin with \\0asm, version 1)"
     ]
-    with pytest.raises(Exception, match="\\\\0asm"):
-        await client.programs.upload(b"\0source toy\np")
+    for stored in (b"\0source toy\np", b"\0source \xff\n", b"\0source "):
+        error = await refused(client.programs.upload(stored))
+        assert error.status == 400
+        assert "\\0asm" in str(error.problem["problems"])

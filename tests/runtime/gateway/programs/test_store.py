@@ -63,6 +63,18 @@ async def test_program_of_two_tenants_is_compiled_twice(
 
 
 @run_by(with_programs, "tmp_path")
+async def test_change_of_one_tenant_does_not_wait_for_anothers(
+    programs: Programs, _: CountingCompiler
+) -> None:
+    async with programs._change_locks.of("slow"):
+        waiting = asyncio.create_task(programs.upload("slow", "p", guests.HANG_WASM))
+        await asyncio.wait_for(programs.upload("other", "p", guests.HANG_WASM), 20)
+        await asyncio.wait_for(programs.delete("other", "p"), 20)
+        assert not waiting.done()
+    await waiting
+
+
+@run_by(with_programs, "tmp_path")
 async def test_artefact_that_is_stale_or_altered_is_compiled_again(
     programs: Programs, compiler: CountingCompiler, *, tmp_path: Path
 ) -> None:

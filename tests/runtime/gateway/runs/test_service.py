@@ -18,6 +18,7 @@ from symphony_kernel.protocol.limits import (
     RUN_INBOX_BYTES_MAX,
     RUN_LOG_BYTES_MAX,
     RUN_OUTPUT_BYTES_MAX,
+    SEND_WINDOW_BYTES,
 )
 from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_runtime.gateway.http.context import to_json
@@ -426,6 +427,34 @@ async def test_worker_speaks_for_its_own_runs_only(system: SystemRig, client: As
         result = await client.runs.get(run)
         assert result["messages"][0] == "mine"
         assert json.dumps(result).count("not mine") == 0
+
+
+@pytest.mark.parametrize("message", [bytes(MESSAGE_BYTES_MAX), b"x" * 999, b""])
+@run_by(with_system, "tmp_path", worker=False)
+async def test_worker_that_floods_an_attached_run_ends_it(
+    system: SystemRig, client: AsyncClient, *, message: bytes
+) -> None:
+    """Nobody reads, as when the run is parked: what the worker sends all the same is bounded."""
+    async with only_worker(system) as worker:
+        await client.programs.upload(guests.HANG_WASM, "hang")
+        services, inbox = system.gateway.services, Inbox()
+        program = await services.programs.get("default", "hang")
+        run = await services.runs.start(program, RunRequest(attached=True), listener=inbox)
+        start = await start_of(worker)
+        worker.say(m.Ask(7, "send", {"instance": start.instance, "bytes": MESSAGE_BYTES_MAX}))
+        assert isinstance(await worker.next(), m.Answer)
+        most = SEND_WINDOW_BYTES + 2 * MESSAGE_BYTES_MAX
+        for _ in range(most // (len(message) + 1) - 1):
+            inbox.message(message)
+        services.runs.worker_output(run.worker, [[start.instance, message]])
+        assert run.kill_reason is None
+        worker.say(m.Output([[start.instance, message]] * 3))
+        killed = await worker.next()
+        assert isinstance(killed, m.Kill)
+        assert "more than may wait" in killed.reason
+        assert inbox.weight <= most + 1
+        worker.say(m.Ended(start.instance, "killed", 1, killed.reason, {}))
+        await run.over
 
 
 @run_by(with_system, "tmp_path", worker=False)

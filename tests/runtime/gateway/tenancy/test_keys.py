@@ -75,6 +75,16 @@ async def test_rotated_key_is_accepted_for_its_grace(store: Store) -> None:
 
 
 @run_by(with_store, "tmp_path", "store_url")
+async def test_change_of_a_key_goes_on_while_its_request_is_paused(store: Store) -> None:
+    ring, keys, _ = await operators(store)
+    change = ring.create_key("acme", Role.TENANT, "", None)
+    change.send(None)  # and the request gets no further slice
+    await wait_until(lambda: bool(keys.keys_of("acme")))
+    await asyncio.wait_for(ring.create_key("other", Role.TENANT, "", None), 20)
+    change.close()
+
+
+@run_by(with_store, "tmp_path", "store_url")
 async def test_key_past_its_time_is_removed(store: Store) -> None:
     ring, keys, _ = await operators(store)
     _, key = await ring.create_key("acme", Role.TENANT, "", 1)

@@ -5,6 +5,7 @@ import asyncio
 import msgpack
 import pytest
 from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limit_table import limit_of
 from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
     RANDOM_BYTES_MAX,
@@ -323,6 +324,26 @@ async def test_abort_ends_the_program_with_its_message(rig: WorkerRig) -> None:
         program = guests.module(f'(func (export "_start") {body})', *parts, imports=imports)
         ended = await rig.run(program)
         assert (ended.status, ended.reason) == ("trapped", reason)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"cpu time limit (10 ms)", "failed: cpu time limit (10 ms)"),
+        ("é\n\x1b[2J\x00\u202e".encode() + b"\xff", "failed: é\n?[2J??\ufffd"),
+        (b"", "failed: no reason"),
+    ],
+)
+async def test_reason_of_a_language_module_is_printable_and_names_no_limit(
+    rig: WorkerRig, said: bytes, reason: str
+) -> None:
+    fails = f'(func (export "_start") (call $fail (i32.const 8) (i32.const {len(said)})))'
+    imported = '(import "language" "fail" (func $fail (param i32 i32)))'
+    ended = await rig.run(
+        guests.module(fails, data(8, said), imports=[*guests.LIP_IMPORTS, imported])
+    )
+    assert (ended.status, ended.reason) == ("trapped", reason)
+    assert limit_of(ended.status, ended.reason) is None
 
 
 @pytest.mark.parametrize(

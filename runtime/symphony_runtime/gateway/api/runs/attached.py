@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import sys
 from functools import partial
+from socket import AF_INET, AF_INET6, IPPROTO_TCP
 
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import ATTACH_QUERY_BYTES_MAX, MESSAGE_BYTES_MAX
@@ -13,8 +15,11 @@ from symphony_runtime.gateway.api.run_streams import deliver_message, encode_fra
 from symphony_runtime.gateway.attached.runs import ATTACHED, AttachedRun
 from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.errors import Problem, bad_request
-from symphony_runtime.gateway.http.context import flag, services, tenant_of, to_json
+from symphony_runtime.gateway.http.context import flag, run_beside, services, tenant_of, to_json
 from symphony_runtime.gateway.runs.record import RunRequest
+
+if sys.platform == "linux":
+    from socket import TCP_USER_TIMEOUT
 
 _HEARTBEAT_SECONDS = 15.0
 _TAKEN_UP = 4001  # the close code of a connection whose run another one has taken up
@@ -36,12 +41,15 @@ async def attach(request: web.Request) -> web.StreamResponse:
                       headers={"Upgrade": "websocket"})  # fmt: skip
     attached = taken or await server.start(tenant, wanted)
     sending: asyncio.Task[None] | None = None
-    beating = asyncio.create_task(_beat(request))
+    beating = asyncio.create_task(run_beside(request, partial(_beat, request)))
     try:
         await socket.prepare(request)
+        _bound_silence(request)
         request[WRITING].held = lambda: attached.frames.waiting
         send = partial(_send_frames, socket, request, attached)
-        sending = await attached.take_up(send, partial(_dismiss, request))
+        sending = await attached.take_up(
+            partial(run_beside, request, send), partial(_dismiss, request)
+        )
         attached.parks = parks
         async for frame in socket:
             if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -76,8 +84,22 @@ async def _send_frames(
         await socket.close(message=end.status.encode())
 
 
+def _bound_silence(request: web.Request) -> None:
+    """Let the system close a connection once two pings are not acknowledged.
+
+    The client's system acknowledges them, also while its program computes or is halted in a
+    debugger, and answers no ping. So this waits for no pong, as aiohttp's `heartbeat` does.
+    """
+    if request.transport is None:  # the client has gone already
+        return
+    connection = request.transport.get_extra_info("socket")
+    if sys.platform == "linux" and connection.family in (AF_INET, AF_INET6):
+        milliseconds = int(2_000 * _HEARTBEAT_SECONDS)
+        connection.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, milliseconds)
+
+
 async def _beat(request: web.Request) -> None:
-    """Ping a client, so that the server notices a lost one."""
+    """Ping a client, so that the server notices a lost one (`_bound_silence`)."""
     with contextlib.suppress(ConnectionError):
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)

@@ -17,6 +17,11 @@ class Inbox:
         self._messages: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def weight(self) -> int:
+        """Bytes that wait, and one for each message: an empty one takes memory, too."""
+        return self.waiting + len(self._messages)
+
     def message(self, data: bytes) -> None:
         self._messages.append(data)
         self.waiting += len(data)

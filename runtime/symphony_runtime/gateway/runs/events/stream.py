@@ -35,7 +35,11 @@ from functools import partial
 from typing import Any
 
 import msgpack
-from symphony_kernel.protocol.limits import SEND_AT_ONCE_BYTES_MAX, SEND_WINDOW_BYTES
+from symphony_kernel.protocol.limits import (
+    MESSAGE_BYTES_MAX,
+    SEND_AT_ONCE_BYTES_MAX,
+    SEND_WINDOW_BYTES,
+)
 
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.reader import Cursor, Event, unpack_events, up_to_part
@@ -303,6 +307,11 @@ class EphemeralStream(EventStream):
             self._listener.message(data)
         else:
             super().append(kind, data)
+
+    def is_flooded_by(self, size: int) -> bool:
+        """Return whether a message would wait that no worker sends which heeds credit."""
+        most = SEND_WINDOW_BYTES + self._granted + MESSAGE_BYTES_MAX
+        return self._listener.weight + size > most
 
     def note_taken(self, size: int) -> None:
         self._taken += size
