@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -150,7 +151,17 @@ def test_client_that_is_closed_or_dropped_leaves_no_thread(client: Client) -> No
     assert "symphony-client" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_interrupted_stream_ends_and_the_client_serves_on(client: Client) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Handle SIGINT as Python does by itself: workers of the test runner ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupted_stream_ends_and_the_client_serves_on(
+    client: Client, interruptible: None
+) -> None:
     with client:
         client.programs.upload(guests.HANG_WASM, "hang")
         run = client.start("hang")
