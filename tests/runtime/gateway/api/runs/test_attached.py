@@ -18,6 +18,7 @@ from symphony_runtime.gateway.api.runs import attached
 
 from tests.e2e.programs import PARROT_WASM
 from tests.support.gateway.system import SystemRig
+from tests.support.requirements import requires
 from tests.support.waiting import wait_until
 
 
@@ -117,7 +118,7 @@ def hear_nothing(socket: aiohttp.ClientWebSocketResponse) -> None:
     socket.get_extra_info("socket").setsockopt(SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system's own timeout holds")
+@requires("linux", sys.platform == "linux", "elsewhere the system's own timeout holds")
 @pytest.mark.parametrize("gone", [True, False])
 async def test_run_of_a_client_that_vanishes_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
