@@ -49,7 +49,7 @@ def _visible(count: int, parents: Int32 | None) -> Tensor:
 
 def _rotations(model: Model, positions: Int32) -> tuple[Tensor, Tensor]:
     """Return cosines and sines, [n, 1, head_dim / 2] each."""
-    inverse, scale = frequencies(model.config.rope, model.config.head_dim)
+    inverse, scale = frequencies(model.config.ropes[0], model.config.head_dim)
     device = model.tensors.device
     where = torch.from_numpy(positions.astype(np.float64)).to(device)
     angles = where[:, None, None] * inverse.double().to(device)

@@ -33,7 +33,11 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What `model_info` tells programs. `dtype` is "float32" or "bfloat16"."""
+    """What `model_info` tells programs, and the windows, by which the kernel counts costs.
+
+    `dtype` is "float32" or "bfloat16". `windows` has one a layer, None: it sees all entries; an
+    empty one means that all layers do.
+    """
 
     name: str
     vocab_size: int
@@ -42,6 +46,7 @@ class ModelInfo:
     max_context: int
     dtype: str
     hidden_size: int
+    windows: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

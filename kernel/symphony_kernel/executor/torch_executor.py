@@ -115,6 +115,9 @@ class TorchExecutor:
         config = load_config(directory)
         check_tensors(directory, config)  # before any rank or memory
         place = torch.device(_device(device))
+        if place.type == "cuda" and config.additions():
+            words = ", ".join(config.additions())
+            raise CheckpointError(f"a GPU does not compute {words} yet: use --device cpu")
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
         layout = Shard(config, 0, parallel.ranks).config.kv_layout(model.dtype)

@@ -221,7 +221,7 @@ class DeviceShares:
         rows = max(int(2 * self._rows * found.weight / weight_sum), _LOOK_ROWS)
         for request in self._queue.requests_of(name):
             count = min(request.count - request.placed, self._tokens - load.tokens)
-            load.add(request, request.placed, count)
+            load.add(request, request.placed, count, costs.reach)
             if request.continuation is None or count > 1:
                 load.features[FORMED] = 1.0
             found.rows += 1

@@ -3,15 +3,16 @@
     seconds = base(new tokens) + sum over rows of (attention + sampling + bitmask)
 
 `base` is piecewise linear: a constant, since the weights are read once for all rows, and a slope
-for each range of new tokens. Attention is linear in the entries that decode rows read, and in
-tokens times entries for prompts. Sampling has a coefficient for each kind of row that executors
-treat differently. A bitmask costs what its grammar took lately. Each step that ends corrects the
-coefficients by a Kalman filter. Its covariance says how far each may be off, and which of them
-together. No numbers of a machine are assumed.
+for each range of new tokens, which also learns that more tokens read more of a model's experts.
+Attention is linear in the entries that decode rows read, and in tokens times entries for prompts.
+Layers with a sliding window read no more than the window. Sampling has a coefficient for each kind
+of row that executors treat differently. A bitmask costs what its grammar took lately. Each step
+that ends corrects the coefficients by a Kalman filter. Its covariance says how far each may be off,
+and which of them together. No numbers of a machine are assumed.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -59,6 +60,39 @@ _SIZE: Final = _FIRST + 7
 Float64 = npt.NDArray[np.float64]
 
 
+class Reach:
+    """The entries that a model's layers read on average, of all that a token could see."""
+
+    def __init__(self, windows: Sequence[int | None] = ()) -> None:
+        """Take the window of each layer, None: all entries; without any, all layers read all."""
+        share = 1.0 / len(windows) if windows else 0.0
+        limits: dict[int, float] = {}
+        for window in windows:
+            if window is not None:
+                limits[window] = limits.get(window, 0.0) + share
+        self._limits = list(limits.items())
+        self._whole = 1.0 - sum(limits.values(), 0.0)
+
+    def entries(self, before: int, count: int) -> float:
+        """Return what `count` tokens read behind `before` entries, themselves included."""
+        found: float = count * (before + 0.5 * (count + 1))
+        if not self._limits:
+            return found
+        found *= self._whole
+        for window, share in self._limits:
+            found += share * (_read_within(window, before + count) - _read_within(window, before))
+        return found
+
+
+def _read_within(window: int, tokens: int) -> float:
+    """Return the entries that the first tokens of a file read through a window, all together."""
+    inside = min(tokens, window)
+    return 0.5 * inside * (inside + 1) + window * (tokens - inside)
+
+
+_EVERYTHING: Final = Reach()
+
+
 class StepLoad:
     """The work that a step, or a tenant's part of it, brings to the device."""
 
@@ -69,24 +103,21 @@ class StepLoad:
         self.features = [0.0] * _FEATURES
         self.seconds = 0.0  # that are known beforehand: of bitmasks
 
-    def add(self, request: Request, start: int, count: int) -> None:
+    def add(self, request: Request, start: int, count: int, reach: Reach = _EVERYTHING) -> None:
         self.tokens += count
         features = self.features
-        length = request.file.length + start
-        if count == 1:
-            features[ENTRIES] += 0.001 * (length + 1)
-        else:
-            features[PRODUCTS] += 0.001 * count * (length + 0.5 * (count + 1))
+        kind = ENTRIES if count == 1 else PRODUCTS
+        features[kind] += 0.001 * reach.entries(request.file.length + start, count)
         options = request.options
         if options is not DEFAULT and start + count == request.count:
             _add_places(features, options, request.count)
         if request.matcher is not None:
             self.seconds += request.matcher.seconds
 
-    def add_entry(self, length: int) -> None:
+    def add_entry(self, length: int, reach: Reach = _EVERYTHING) -> None:
         """Add a plain row of one token behind so many entries."""
         self.tokens += 1
-        self.features[ENTRIES] += 0.001 * (length + 1)
+        self.features[ENTRIES] += 0.001 * reach.entries(length, 1)
 
     def part(self, share: float) -> "StepLoad":
         found = StepLoad()
@@ -122,7 +153,9 @@ def _add_places(features: list[float], options: PredOptions, count: int) -> None
 class StepCost:
     """Predicts seconds, and learns from measured ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, windows: Sequence[int | None] = ()) -> None:
+        """`windows` are the model's, one a layer (see `Reach`)."""
+        self.reach = Reach(windows)
         self._values = [0.0] * _SIZE  # seconds
         self._units = np.zeros(_SIZE)  # their order of magnitude
         self._covariance = np.zeros((_SIZE, _SIZE))
@@ -163,12 +196,9 @@ class StepCost:
 
     def row_seconds(self, request: Request, start: int, count: int) -> float:
         """Return the seconds that tokens [start, start + count) add to the base."""
-        length = request.file.length + start
-        values = self._values
-        if count == 1:
-            found = 0.001 * (length + 1) * values[_FIRST + ENTRIES]
-        else:
-            found = 0.001 * count * (length + 0.5 * (count + 1)) * values[_FIRST + PRODUCTS]
+        kind = ENTRIES if count == 1 else PRODUCTS
+        entries = self.reach.entries(request.file.length + start, count)
+        found = 0.001 * entries * self._values[_FIRST + kind]
         if request.matcher is not None:
             found += request.matcher.seconds
         if request.options is not DEFAULT and start + count == request.count:
@@ -219,10 +249,8 @@ class StepCost:
         Not in seconds, so that charges before the first measurement do not count for more.
         """
         before = request.file.length + request.placed
-        if request.count == 1:
-            found = self._decode + self._entry * (before + 1)
-        else:
-            found = tokens * (1.0 + self._entry * (before + 0.5 * (tokens + 1)))
+        found = self._decode if request.count == 1 else float(tokens)
+        found += self._entry * self.reach.entries(before, tokens)
         if request.options is not DEFAULT and request.placed + tokens >= request.count:
             found += self._places_seconds(request) / self._token
         return found

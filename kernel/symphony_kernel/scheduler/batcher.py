@@ -179,7 +179,7 @@ class _StepSpace:
             share.rows -= new
             share.tokens -= count
             share.furthest_behind = False
-        self.load.add(request, request.placed, count)
+        self.load.add(request, request.placed, count, self.costs.reach)
 
 
 _ENDLESS: Final = float("inf")

@@ -60,10 +60,11 @@ class Scheduler:
         predictor: Predictor | None = None,
         hidden_size: int = 0,
         sharing: PrefixSharing | None = None,
+        windows: tuple[int | None, ...] = (),
     ) -> None:
         self._clock = clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
-        self._costs = StepCost()
+        self._costs = StepCost(windows)
         self._queue = FairQueue(self._costs)
         self.tenant_weight = self._queue.tenant_weight
         self.set_tenant_weight = self._queue.set_tenant_weight
@@ -503,7 +504,7 @@ class Scheduler:
             load = loads.get(request.tenant)
             if load is None:
                 load = loads[request.tenant] = StepLoad()
-            load.add(request, chunk.start, chunk.count)
+            load.add(request, chunk.start, chunk.count, self._costs.reach)
             step.decodes += request.count == 1
             if chunk.count > 1 or request.continuation is None:
                 load.features[FORMED] = 1.0
@@ -512,7 +513,7 @@ class Scheduler:
         for tenant, entry in step.predicted:
             if tenant not in loads:
                 loads[tenant] = StepLoad()
-            loads[tenant].add_entry(entry)
+            loads[tenant].add_entry(entry, self._costs.reach)
             stepwise.add(tenant)
         self._shares.launched(loads, stepwise, now)
 

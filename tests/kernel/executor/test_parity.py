@@ -11,6 +11,7 @@ from symphony_kernel import tiny_model
 from transformers import AutoModelForCausalLM
 
 from tests.support.executor.models import (
+    FAMILIES,
     Checkpoint,
     depths_of,
     load,
@@ -60,6 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, window and biases": ("qwen3", {**QWEN_WINDOWS, "attention_bias": True}),
     "qwen3, wide heads": ("qwen3", {"head_dim": 32}),
     **{f"rope {name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
+    **FAMILIES,
 }  # fmt: skip
 
 
@@ -181,9 +183,10 @@ def test_tiny_model_has_the_logits_of_transformers() -> None:
 
 
 @pytest.mark.usefixtures("products")
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_logits_in_bf16_are_close_to_float32(tmp_path: Path, kind: str) -> None:
-    checkpoint = make_checkpoint(tmp_path, kind)
+@pytest.mark.parametrize("name", ["llama", "qwen3", *FAMILIES])
+def test_logits_in_bf16_are_close_to_float32(tmp_path: Path, name: str) -> None:
+    kind, settings = MODELS[name]
+    checkpoint = make_checkpoint(tmp_path, kind, **settings)
     tokens = random_tokens(50)
     expected = checkpoint.logits(tokens)
     rig = load(checkpoint, "bf16")

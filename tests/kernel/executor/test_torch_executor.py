@@ -13,6 +13,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.models import (
+    FAMILIES,
     VOCAB,
     Checkpoint,
     ExecutorRig,
@@ -41,10 +42,13 @@ def _other_rows(rig: ExecutorRig, count: int, seed: int) -> list[Row]:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "qwen3", "gemma2", "olmo2", "qwen3 moe", "gpt-oss"]
+)
 @pytest.mark.usefixtures("network", "products")
-def test_row_in_any_batch_has_the_same_bits(tmp_path: Path, kind: str, dtype: str) -> None:
-    settings: dict[str, Any] = {"sliding_window": 24} if kind == "mistral" else {}
+def test_row_in_any_batch_has_the_same_bits(tmp_path: Path, name: str, dtype: str) -> None:
+    settings: dict[str, Any] = {"sliding_window": 24} if name == "mistral" else {}
+    kind, settings = FAMILIES.get(name, (name, settings))
     rig = load(make_checkpoint(tmp_path, kind, **settings), dtype)
     tokens = random_tokens(45)
     alone: list[bytes | SyscallError] = []

@@ -5,7 +5,15 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.fairness.step_cost import DENSE, ENTRIES, FORMED, TRUNCATED, StepCost, StepLoad
+from symphony_kernel.fairness.step_cost import (
+    DENSE,
+    ENTRIES,
+    FORMED,
+    TRUNCATED,
+    Reach,
+    StepCost,
+    StepLoad,
+)
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -109,6 +117,25 @@ def test_chunks_cost_as_much_as_the_whole() -> None:
     rest = costs.cost(prompt, 60)
     prompt.placed = 0
     assert costs.cost(prompt, 40) + rest == pytest.approx(whole)
+
+
+def test_window_bounds_what_its_layers_read() -> None:
+    windows = 40, None, 40, 300
+    reach = StepCost(windows).reach
+
+    def read(before: int, count: int) -> float:
+        tokens = range(before + 1, before + count + 1)
+        return sum(min(n, w or n) for n in tokens for w in windows) / len(windows)
+
+    for before, count in ((0, 1), (39, 1), (40, 1), (5000, 1), (0, 500), (20, 30), (299, 2)):
+        assert reach.entries(before, count) == pytest.approx(read(before, count))
+    assert Reach().entries(1000, 9) == pytest.approx(sum(range(1001, 1010)))
+    assert Reach((None, None)).entries(7, 1) == 8
+
+    costs, pool = StepCost((64,)), Pool()
+    near, far = (make_work(1, 1, LengthFile(pool, length)) for length in (64, 10_000))
+    assert costs.cost(far, 1) == costs.cost(near, 1)
+    assert costs.row_seconds(far, 0, 1) == costs.row_seconds(near, 0, 1)
 
 
 def test_step_load_counts_kinds_of_rows() -> None:

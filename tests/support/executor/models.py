@@ -18,15 +18,29 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions
 from tokenizers import Tokenizer, models
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from tests.support.waiting import spin
@@ -44,7 +58,68 @@ _KINDS: dict[str, tuple[type[Any], type[Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
 }
+
+# Small models of families that differ from Llama, by a name: the architecture, and settings.
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 20, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "sliding_window": 9, "num_hidden_layers": 3, "layer_types": _MIXED,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 20}),
+    "phi4": (
+        "phi3",
+        {
+            "num_key_value_heads": 4, "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [4.0] * 6,
+            },
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "mixtral": ("mixtral", {"num_local_experts": 5}),
+    "qwen3 moe": (
+        "qwen3_moe",
+        {"num_experts": 9, "moe_intermediate_size": 28, "num_experts_per_tok": 3},
+    ),
+    "qwen3 moe, weights that sum to one": (
+        "qwen3_moe",
+        {
+            "num_experts": 9, "moe_intermediate_size": 28, "num_experts_per_tok": 3,
+            "norm_topk_prob": True, "attention_bias": True, "use_sliding_window": True,
+            "sliding_window": 20,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
+    ),
+}  # fmt: skip
+# Their usual special tokens are outside of the small vocabulary.
+_NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+FAMILIES = {name: (kind, _NO_SPECIAL | given) for name, (kind, given) in _FAMILIES.items()}
 
 
 @dataclass

@@ -23,7 +23,7 @@ class AttentionLayer(Structure):
     _fields_ = (
         ("layer", c_int32), ("qkv", c_void_p), ("qkv_stride", c_int64), ("out", c_void_p),
         ("out_stride", c_int64), ("q_norm", c_void_p), ("k_norm", c_void_p), ("cosines", c_void_p),
-        ("sines", c_void_p),
+        ("sines", c_void_p), ("sinks", c_void_p),
     )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ class LayerWork:
     sines: Float32
     q_norm: Float32 | None = None  # [head_dim]
     k_norm: Float32 | None = None
+    sinks: Float32 | None = None  # [heads]
 
 
 class LoneAttention:
@@ -91,6 +92,7 @@ class LoneAttention:
             address(work.k_norm),
             address(work.cosines),
             address(work.sines),
+            address(work.sinks),
         )
 
 

@@ -16,7 +16,7 @@ from symphony_kernel.executor.cuda.attention import Attention
 from symphony_kernel.executor.cuda.operators import Operators
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Tensors
-from symphony_kernel.executor.models.rope import frequencies
+from symphony_kernel.executor.models.rope import rotations
 from symphony_kernel.executor.models.weights import (
     LayerWeights,
     Matrix,
@@ -74,8 +74,10 @@ class CudaDecoder:
         self.device = self._embedding.device
         self._layers = [self._load_layer(weights, index) for index in range(config.layers)]
         self._norm, self._head = take_head(config, weights, self._embedding)
-        inverse, self._rope_scale = frequencies(config.rope, config.head_dim)
+        inverse, scale = rotations(config.ropes[0], config.head_dim)
         self._inverse = inverse.to(self.device)
+        scales = torch.as_tensor(scale).expand(len(inverse))
+        self._rope_scale = torch.cat((scales, scales)).to(self.device)
 
     def forward(
         self, tokens: Tokens, attention: Attention, operators: Operators, pool: Tensor

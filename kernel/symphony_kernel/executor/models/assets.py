@@ -67,6 +67,7 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
         max_context=config.max_context,
         dtype=resolve_dtype(dtype, config, directory),
         hidden_size=config.hidden_size,
+        windows=config.windows,
     )
     return ModelAssets(
         model=model,

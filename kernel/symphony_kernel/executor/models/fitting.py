@@ -14,7 +14,7 @@ from pathlib import Path
 from symphony_kernel.executor.base import KVLayout
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.models.shapes import product_shapes
+from symphony_kernel.executor.models.shapes import layer_elements
 from symphony_kernel.protocol.limits import KV_POOL_BYTES_DEFAULT, KV_POOL_PAGES_MAX
 
 _log = logging.getLogger(__name__)
@@ -51,8 +51,7 @@ class MemoryNeeds:
         self._check(weights, 1, "the device has free", available, usual_pool=True)
 
     def _products(self) -> int:
-        shapes = product_shapes(self.config).values()
-        return self.config.layers * sum(outputs * inputs for outputs, inputs, _ in shapes)
+        return self.config.layers * layer_elements(self.config)
 
     def _head(self) -> int:
         return self.config.vocab_size * self.config.hidden_size

@@ -1,4 +1,4 @@
-"""Rotary position embedding: each variant's frequencies, and the rotation.
+"""Rotary position embedding: each variant's frequencies, the order of dimensions, the rotation.
 
 Frequencies are computed in float32 and in transformers' order of operations, so that the two do not
 drift apart at long positions.
@@ -12,16 +12,49 @@ from torch import Tensor
 from symphony_kernel.executor.models.config import Rope
 
 
+def rotations(rope: Rope, head_dim: int) -> tuple[Tensor, Tensor | float]:
+    """Return the inverse frequency of each pair, [head_dim / 2] float32, and a scale.
+
+    The scale is of cosines and sines: a number, or [head_dim / 2] where some pairs are not rotated.
+    Those have the frequency 0 and the scale 1 (see `head_order`).
+    """
+    inverse, scale = frequencies(rope, head_dim)
+    missing = head_dim // 2 - len(inverse)
+    if not missing:
+        return inverse, scale
+    scales = torch.cat((torch.full((len(inverse),), scale), torch.ones(missing)))
+    return torch.cat((inverse, torch.zeros(missing))), scales
+
+
+def head_order(rope: Rope, head_dim: int) -> list[int] | None:
+    """Return the order in which networks keep a head's dimensions; None: as they are.
+
+    A checkpoint pairs dimension i with i + rotated / 2 and does not rotate those from `rotated` on.
+    Networks pair i with i + head_dim / 2, and pairs behind the rotated ones stay as they are.
+    Scores do not change if queries and keys have the same order.
+    """
+    rotated = rope.rotated(head_dim)
+    if rotated == head_dim:
+        return None
+    pairs, plain = rotated // 2, (head_dim - rotated) // 2
+    first = [*range(pairs), *range(rotated, rotated + plain)]
+    return [*first, *range(pairs, rotated), *range(rotated + plain, head_dim)]
+
+
 def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Return [head_dim / 2] float32 inverse frequencies, and the scale of cos and sin."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    """Return [rotated / 2] float32 inverse frequencies, and the scale of cos and sin."""
+    rotated = rope.rotated(head_dim)
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
     if rope.kind == "llama3":
         return _llama3(rope, plain), 1.0
     if rope.kind == "yarn":
-        return _yarn(rope, head_dim, rope.theta**exponents), _yarn_attention(rope)
+        return _yarn(rope, rotated, rope.theta**exponents), _yarn_attention(rope)
+    if rope.kind == "longrope":
+        factors = torch.tensor(rope.short_factors)
+        return 1.0 / (factors * rope.theta**exponents), _longrope_attention(rope)
     assert rope.kind == "default", rope.kind
     return plain, 1.0
 
@@ -72,12 +105,22 @@ def _yarn_attention(rope: Rope) -> float:
     return scale(1.0)
 
 
+def _longrope_attention(rope: Rope) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))
+
+
 class RotaryEmbedding:
     """Cosines and sines of positions, and the rotation of queries and keys by them."""
 
     def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        inverse, self._scale = frequencies(rope, head_dim)
+        inverse, scale = rotations(rope, head_dim)
         self._inverse = torch.cat((inverse, inverse)).to(device)
+        scale = torch.as_tensor(scale).expand(len(inverse))
+        self._scale = torch.cat((scale, scale)).to(device)
         # rotate_half negates the second half as it moves it to the front: the sine has that sign.
         half = head_dim // 2
         self._sign = torch.cat((-torch.ones(half), torch.ones(half))).to(device)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_int32, c_void_p
+from ctypes import POINTER, byref, c_float, c_int32, c_void_p
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Float32, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
-from symphony_kernel.executor.models.config import ModelConfig
+from symphony_kernel.executor.models.config import Activation, ModelConfig
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
-from symphony_kernel.executor.models.rope import frequencies
+from symphony_kernel.executor.models.rope import rotations
+from symphony_kernel.executor.models.shapes import MLP_PRODUCTS
 from symphony_kernel.executor.models.weights import LayerWeights, Product, take_embedding, take_head
 from symphony_kernel.executor.native.library import Function, Library
 from symphony_kernel.executor.native.pages import AttentionShape, NativePages, PoolShape
@@ -29,12 +30,15 @@ _log = logging.getLogger(__name__)
 _POSITIONS_MIN = 1024
 
 
-# `Part` and `Fault` of decoder.h.
+# `Part`, `HeadNorm`, `Activation` and `Fault` of decoder.h.
 _Part = IntEnum(
     "_Part",
-    "QUERY KEY VALUE OUTPUT GATE UP DOWN INPUT_NORM QUERY_NORM KEY_NORM MIDDLE_NORM HEAD LAST_NORM",
+    "QUERY KEY VALUE OUTPUT GATE UP DOWN ROUTER INPUT_NORM QUERY_NORM KEY_NORM ATTENDED_NORM "
+    "MIDDLE_NORM TRANSFORMED_NORM SINKS HEAD LAST_NORM",
     start=0,
 )
+_HeadNorm = IntEnum("_HeadNorm", "NONE EACH WHOLE", start=0)
+_ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.CLAMPED: 2}
 _Fault = IntEnum("_Fault", "NONE MEMORY TOKEN PAGE POSITION UNANSWERED", start=0)
 PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head", "answers")
 
@@ -43,14 +47,28 @@ class _DecoderShape(AttentionShape):
     """`DecoderShape` of decoder.h: the fields of attention, and these."""
 
     _fields_ = (  # type: ignore[assignment]
+        ("rotation_of", c_void_p),
         ("hidden", c_int32),
         ("middle", c_int32),
         ("vocab", c_int32),
         ("qkv_bias", c_int32),
         ("output_bias", c_int32),
         ("mlp_bias", c_int32),
-        ("qk_norm", c_int32),
         ("quantized", c_int32),
+        ("norms_before", c_int32),
+        ("norms_after", c_int32),
+        ("head_norm", c_int32),
+        ("activation", c_int32),
+        ("rotations", c_int32),
+        ("experts", c_int32),
+        ("chosen", c_int32),
+        ("chosen_sum_to_one", c_int32),
+        ("router_bias", c_int32),
+        ("sinks", c_int32),
+        ("gate_slope", c_float),
+        ("gate_limit", c_float),
+        ("embedding_scale", c_float),
+        ("logit_cap", c_float),
     )
 
 
@@ -95,7 +113,12 @@ class NativeNetwork:
             norm_epsilon=config.norm_epsilon,
             threads=threads,
             wide=wide,
+            score_scale=config.query_scale or 0.0,
+            score_cap=config.attention_cap,
         )
+        self._dtype = dtype
+        self._ropes = tuple(dict.fromkeys(config.ropes))
+        self._rotation_of = np.array([self._ropes.index(r) for r in config.ropes], np.int32)
         self.pages = NativePages(library, pool)
         create = library.function(
             "symphony_decoder_create", POINTER(_DecoderShape), c_void_p, result=c_void_p
@@ -121,7 +144,7 @@ class NativeNetwork:
         )
         self._ring = library.function("symphony_decoder_ring", c_void_p, c_int32)
         self._set_profile = library.function("symphony_decoder_set_profile", c_void_p, c_void_p)
-        self._cosines = self._sines = torch.empty(0)
+        self._cosines = self._sines = torch.empty(0, 0)
         self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
         try:
             self._embedding = _Filler(library, self._decoder, config, weights, quantized).fill()
@@ -231,27 +254,47 @@ class NativeNetwork:
         return found
 
     def _shape(self, quantized: bool) -> _DecoderShape:
-        config, attention = self.config, self.pages.structure
+        config, attention, experts = self.config, self.pages.structure, self.config.experts
+        head_norm = _HeadNorm.WHOLE if config.whole_qk_norm else _HeadNorm.EACH
+        # As transformers rounds it.
+        embedding_scale = torch.tensor(config.embedding_scale, dtype=self._dtype).item()
         return _DecoderShape(
             *(getattr(attention, name) for name, _ in AttentionShape._fields_),
+            rotation_of=self._rotation_of.ctypes.data,
             hidden=config.hidden_size,
             middle=config.intermediate_size,
             vocab=config.vocab_size,
             qkv_bias=config.qkv_bias,
             output_bias=config.output_bias,
             mlp_bias=config.mlp_bias,
-            qk_norm=config.qk_norm,
             quantized=quantized,
+            norms_before=config.norms_before,
+            norms_after=config.norms_after,
+            head_norm=head_norm if config.qk_norm else _HeadNorm.NONE,
+            activation=_ACTIVATIONS[config.activation],
+            rotations=len(self._ropes),
+            experts=0 if experts is None else experts.count,
+            chosen=0 if experts is None else experts.chosen,
+            chosen_sum_to_one=experts is not None and experts.normalized,
+            router_bias=experts is not None and experts.router_bias,
+            sinks=config.sinks,
+            gate_slope=config.gate_slope,
+            gate_limit=config.gate_limit,
+            embedding_scale=embedding_scale,
+            logit_cap=config.logit_cap,
         )
 
     def _extend_rotation(self, positions: int) -> None:
         """Extend the rotation tables to at least `positions` positions."""
-        if positions <= len(self._cosines):
+        if positions <= self._cosines.shape[1]:
             return
         count = max(_POSITIONS_MIN, 1 << (positions - 1).bit_length())
-        inverse, scale = frequencies(self.config.rope, self.config.head_dim)
-        angles = torch.arange(count, dtype=torch.float32)[:, None] * inverse
-        self._cosines, self._sines = angles.cos() * scale, angles.sin() * scale
+        shape = len(self._ropes), count, self.config.head_dim // 2
+        self._cosines, self._sines = torch.empty(shape), torch.empty(shape)
+        for index, rope in enumerate(self._ropes):
+            inverse, scale = rotations(rope, self.config.head_dim)
+            angles = torch.arange(count, dtype=torch.float32)[:, None] * inverse
+            self._cosines[index], self._sines[index] = angles.cos() * scale, angles.sin() * scale
         tables = self._cosines.data_ptr(), self._sines.data_ptr()
         self._rotate(self._decoder, *tables, count)
 
@@ -291,27 +334,45 @@ class _Filler:
         return embedding
 
     def _layer(self, layer: int) -> None:
-        given = LayerWeights(self._config, self._weights, layer)
-        for product in Product:
-            part = _Part[product.name]
-            weight, bias = given.matrix(product)
-            self._pack(part, layer, weight)
-            if bias is not None:
-                self._vector(self._set_bias, part, layer, bias)
+        config = self._config
+        given = LayerWeights(config, self._weights, layer)
+        for product in (each for each in Product if each not in MLP_PRODUCTS):
+            self._product(given, product, layer)
+        experts = config.experts
+        count = 1 if experts is None else experts.count
+        for expert in range(count):
+            for product in MLP_PRODUCTS:
+                self._product(given, product, layer * count + expert, expert)
+        if experts is not None:
+            weight, bias = given.router()
+            # Experts are chosen by small differences: the router is never quantized.
+            self._plain(_Part.ROUTER, layer, weight)
+            self._optional(self._set_bias, _Part.ROUTER, layer, bias)
         norms = given.norms()
-        self._vector(self._set_norm, _Part.INPUT_NORM, layer, norms.input)
-        self._vector(self._set_norm, _Part.MIDDLE_NORM, layer, norms.middle)
-        if norms.query is not None and norms.key is not None:
-            self._vector(self._set_norm, _Part.QUERY_NORM, layer, norms.query)
-            self._vector(self._set_norm, _Part.KEY_NORM, layer, norms.key)
+        for name, norm in norms._asdict().items():
+            self._optional(self._set_norm, _Part[f"{name.upper()}_NORM"], layer, norm)
+        self._optional(self._set_norm, _Part.SINKS, layer, given.sinks())
+
+    def _product(self, given: LayerWeights, product: Product, place: int, expert: int = 0) -> None:
+        part = _Part[product.name]
+        weight, bias = given.matrix(product, expert=expert)
+        self._pack(part, place, weight)
+        self._optional(self._set_bias, part, place, bias)
 
     def _pack(self, part: _Part, layer: int, matrix: Tensor) -> None:
         if self._quantized:
             values, scales = quantize(matrix)
             self._set_quantized(self._decoder, part, layer, values.data_ptr(), scales.data_ptr())
             return
+        self._plain(part, layer, matrix)
+
+    def _plain(self, part: _Part, layer: int, matrix: Tensor) -> None:
         matrix = matrix.contiguous()
         self._set_matrix(self._decoder, part, layer, matrix.data_ptr())
+
+    def _optional(self, put: Function, part: _Part, layer: int, vector: Tensor | None) -> None:
+        if vector is not None:
+            self._vector(put, part, layer, vector)
 
     def _vector(self, put: Function, part: _Part, layer: int, vector: Tensor) -> None:
         values = vector.float().contiguous()

@@ -38,6 +38,8 @@ class AttentionShape(Structure):
         ("pages", c_int64),
         ("windows", c_void_p),
         ("norm_epsilon", c_float),
+        ("score_scale", c_float),
+        ("score_cap", c_float),
     )
 
 
@@ -54,6 +56,8 @@ class PoolShape:
     norm_epsilon: float = 0.0
     threads: int = 1
     wide: bool = False  # bfloat16 is multiplied as float32
+    score_scale: float = 0.0  # of products of queries and keys; 0.0: one over the root of head_dim
+    score_cap: float = 0.0  # scores become cap tanh(score / cap); 0.0: they stay
 
 
 class NativePages:

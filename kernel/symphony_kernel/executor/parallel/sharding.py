@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from symphony_kernel.executor.base import KVArray
-from symphony_kernel.executor.models.config import ModelConfig
+from symphony_kernel.executor.models.config import ModelConfig, TensorNames
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 
@@ -42,6 +42,14 @@ class Shard:
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.ranks
         config, ranks = self.whole, self.ranks
+        lacking = config.additions()
+        if config.names is not TensorNames.SEPARATE:
+            lacking.append(f"{config.names} tensors")
+        if ranks > 1 and lacking:
+            raise CheckpointError(
+                f"a model with {', '.join(lacking)} cannot be divided among {ranks} ranks yet: "
+                "serve it with one"
+            )
         for what, count in (("heads", config.heads), ("middle neurons", config.intermediate_size)):
             if count % ranks:
                 raise CheckpointError(f"{count} {what} do not divide among {ranks} ranks")

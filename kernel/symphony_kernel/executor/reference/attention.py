@@ -13,6 +13,20 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 _QUERIES_BLOCK = 32
+# With more elements of its scores a row's queries attend in several parts.
+_SCORES_MAX = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How products of queries and keys become weights."""
+
+    scale: float | None = None  # None: one over the root of head_dim
+    cap: float = 0.0  # scores become cap tanh(score / cap); 0.0: they stay
+    sinks: Tensor | None = None  # [heads] scores without an entry, which take weight from all
+
+
+_PLAIN = Scores()
 
 
 @dataclass(slots=True)
@@ -28,17 +42,25 @@ class Group:
     causal: bool  # without a mask: q == entries and each token sees those before it
 
 
-def attend(queries: Tensor, pool: Tensor, groups: list[Group], exact: bool) -> Tensor:
+def attend(
+    queries: Tensor, pool: Tensor, groups: list[Group], exact: bool, scores: Scores = _PLAIN
+) -> Tensor:
     """Return [n, heads * head_dim] of [n, heads, head_dim] queries to a layer's pool.
 
     The queries' tokens are in the order of the groups. `exact` (for float32 on the CPU) makes a
     row's result the same, to the last bit, in any batch: see `_exact_width`.
     """
-    parts = [_attend_group(queries, pool, group, exact) for group in groups]
+    plain = not scores.cap and scores.sinks is None
+    if plain:
+        parts = [_attend_group(queries, pool, group, exact, scores.scale) for group in groups]
+    else:
+        parts = [_score_group(queries, pool, group, scores) for group in groups]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend_group(queries: Tensor, pool: Tensor, group: Group, exact: bool) -> Tensor:
+def _attend_group(
+    queries: Tensor, pool: Tensor, group: Group, exact: bool, scale: float | None
+) -> Tensor:
     _, _, kv_heads, head_dim = pool.shape
     heads = queries.shape[1]
     rows, q = group.rows, group.q
@@ -63,11 +85,55 @@ def _attend_group(queries: Tensor, pool: Tensor, group: Group, exact: bool) -> T
         values,
         attn_mask=mask,
         is_causal=group.causal,
+        scale=scale,
         enable_gqa=q > 1 and heads != kv_heads,
     )[:, :, :count]
     if q > 1:
         out = out.transpose(1, 2)
     return out.reshape(rows * q, heads * head_dim)
+
+
+def _score_group(queries: Tensor, pool: Tensor, group: Group, scores: Scores) -> Tensor:
+    """Compute scores, weights and sums one after the other, in float32."""
+    _, _, kv_heads, head_dim = pool.shape
+    heads, rows, q = queries.shape[1], group.rows, group.q
+    both = pool.index_select(0, group.slots).view(rows, group.entries, 2, kv_heads, head_dim)
+    keys = both[:, :, 0].permute(0, 2, 3, 1).float()  # [rows, kv_heads, head_dim, entries]
+    values = both[:, :, 1].transpose(1, 2).float()
+    mine = queries[group.first : group.first + rows * q]
+    mine = mine.view(rows, q, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4).float()
+    mask = group.mask
+    if group.causal:
+        mask = torch.full((q, q), float("-inf"), device=pool.device).triu_(1)[None, None]
+    part = max(1, _SCORES_MAX // (heads * group.entries))
+    parts = []
+    for begin in range(0, q, part):
+        found = _capped(mine[:, :, :, begin : begin + part], keys, scores)
+        if mask is not None:
+            found += mask[:, :, None, begin : begin + part]
+        parts.append(_sums(found, values, scores))
+    out = torch.cat(parts, dim=3).permute(0, 3, 1, 2, 4)
+    return out.reshape(rows * q, heads * head_dim).to(queries.dtype)
+
+
+def _capped(queries: Tensor, keys: Tensor, scores: Scores) -> Tensor:
+    """Return capped scores, [rows, kv_heads, shared, q, entries]."""
+    rows, kv_heads, shared, q, head_dim = queries.shape
+    scale = head_dim**-0.5 if scores.scale is None else scores.scale
+    found = torch.matmul(queries.reshape(rows, kv_heads, shared * q, head_dim), keys).mul_(scale)
+    if scores.cap:
+        found = found.div_(scores.cap).tanh_().mul_(scores.cap)
+    return found.view(rows, kv_heads, shared, q, -1)
+
+
+def _sums(found: Tensor, values: Tensor, scores: Scores) -> Tensor:
+    """Return the values' weighted sums, [rows, kv_heads, shared, q, head_dim]."""
+    rows, kv_heads, shared, q, entries = found.shape
+    if scores.sinks is not None:
+        sinks = scores.sinks.view(1, kv_heads, shared, 1, 1).expand(rows, -1, -1, q, 1)
+        found = torch.cat((found, sinks.float()), dim=-1)
+    weights = found.softmax(-1)[..., :entries].reshape(rows, kv_heads, shared * q, entries)
+    return torch.matmul(weights, values).view(rows, kv_heads, shared, q, -1)
 
 
 def _exact_width(count: int) -> int:

@@ -1,7 +1,7 @@
-"""The network: a decoder-only transformer of the Llama family over paged K and V.
+"""The network: a decoder-only transformer over paged K and V.
 
-Llama, Mistral, Qwen2 and Qwen3 differ only in what `ModelConfig` says: biases, norms of queries and
-keys, windows, rotation. One product computes queries, keys and values. Gate and up are two
+Families differ only in what `ModelConfig` says: biases, norms and their places, windows, rotation,
+scores, activations, experts. One product computes queries, keys and values. Gate and up are two
 products, because the library applies the activation and their product on the way out of its matrix
 multiplication, which costs less than reading them again.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm
 
-from symphony_kernel.executor.models.config import ModelConfig
+from symphony_kernel.executor.models.config import ModelConfig, Rope
 from symphony_kernel.executor.models.loader import Tensors
 from symphony_kernel.executor.models.rope import RotaryEmbedding
 from symphony_kernel.executor.models.weights import (
@@ -23,8 +23,9 @@ from symphony_kernel.executor.models.weights import (
     take_embedding,
     take_head,
 )
-from symphony_kernel.executor.reference.attention import Group, attend
+from symphony_kernel.executor.reference.attention import Group, Scores, attend
 from symphony_kernel.executor.reference.linear import Linear, doubled, packs
+from symphony_kernel.executor.reference.mlp import Mlp, RoutedMlp
 
 
 @dataclass(slots=True)
@@ -42,12 +43,12 @@ class Inputs:
 @dataclass(slots=True)
 class _Layer:
     window: int | None
+    rope: Rope
     norms: Norms
+    scores: Scores
     qkv: Linear
     output: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    mlp: Mlp | RoutedMlp
 
 
 class Decoder:
@@ -82,80 +83,116 @@ class Decoder:
         self._layers = [self._load_layer(weights, index) for index in range(config.layers)]
         self._norm, head = take_head(config, weights, self._embedding)
         self._head = Linear(head, None, self._packed, quantized)
-        self._rotary = RotaryEmbedding(config.rope, config.head_dim, dtype, self.device)
+        self._rotary = {
+            rope: RotaryEmbedding(rope, config.head_dim, dtype, self.device)
+            for rope in dict.fromkeys(config.ropes)
+        }
+        # As transformers rounds it.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
 
     def _load_layer(self, weights: Tensors, index: int) -> _Layer:
-        given = LayerWeights(self.config, weights, index)
+        config = self.config
+        given = LayerWeights(config, weights, index)
 
-        def product(*products: Product) -> Linear:
-            return Linear(*given.matrix(*products), self._packed, self._quantized)
+        def product(*products: Product, expert: int = 0) -> Linear:
+            matrix = given.matrix(*products, expert=expert)
+            return Linear(*matrix, self._packed, self._quantized)
+
+        def mlp(expert: int = 0) -> Mlp:
+            parts = Product.GATE, Product.UP, Product.DOWN
+            return Mlp(config, *(product(each, expert=expert) for each in parts))
+
+        def routed() -> Mlp | RoutedMlp:
+            if config.experts is None:
+                return mlp()
+            # Experts are chosen by small differences: the router is never quantized.
+            router = Linear(*given.router(), self._packed)
+            mlps = [mlp(expert) for expert in range(config.experts.count)]
+            return RoutedMlp(config.experts, router, mlps, self._packed)
 
         return _Layer(
-            window=self.config.windows[index],
+            window=config.windows[index],
+            rope=config.ropes[index],
             norms=given.norms(),
+            scores=Scores(config.query_scale, config.attention_cap, given.sinks()),
             qkv=product(Product.QUERY, Product.KEY, Product.VALUE),
             output=product(Product.OUTPUT),
-            gate=product(Product.GATE),
-            up=product(Product.UP),
-            down=product(Product.DOWN),
+            mlp=routed(),
         )
 
     def forward(self, inputs: Inputs, pool: Tensor) -> Tensor:
         """Compute a step: write its K and V, return [w, hidden] of the wanted tokens."""
         x = self._doubled(embedding(inputs.tokens, self._embedding))
-        tables = self._rotary.tables(inputs.positions)
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
+        tables = {rope: each.tables(inputs.positions) for rope, each in self._rotary.items()}
         for index, layer in enumerate(self._layers):
-            normed = self._rms_norm(x, layer.norms.input)
-            x = self._attention(layer, normed, x, tables, inputs, pool[index])
-            normed = self._rms_norm(x, layer.norms.middle)
-            x = self._plus(layer.down, layer.up.times(normed, layer.gate.silu(normed)), x)
+            norms = layer.norms
+            normed = self._rms_norm(x, norms.input)
+            out = self._attention(layer, normed, tables[layer.rope], inputs, pool[index])
+            x = self._add(layer.output, self._doubled(out), norms.attended, x)
+            normed = self._rms_norm(x, norms.middle)
+            if isinstance(layer.mlp, Mlp):
+                x = self._add(layer.mlp.down, layer.mlp.middle(normed), norms.transformed, x)
+            else:
+                x = x + self._rms_norm(layer.mlp(normed), norms.transformed)
         return self._rms_norm(x.index_select(0, inputs.wanted), self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [w, vocab_size] float32 logits of [w, hidden] outputs of `forward`."""
         logits = self._head(self._doubled(hidden))[: len(hidden)]
-        return (logits if self._gather is None else self._gather(logits)).float()
+        logits = (logits if self._gather is None else self._gather(logits)).float()
+        cap = self.config.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    def _plus(self, product: Linear, x: Tensor, residual: Tensor) -> Tensor:
-        if self._reduce is None:
+    def _add(self, product: Linear, x: Tensor, norm: Tensor | None, residual: Tensor) -> Tensor:
+        """Return the residual stream with a product's result, normed if the model does that."""
+        if self._reduce is None and norm is None:
             return product.plus(x, residual)
         out = product(x)
-        self._reduce(out)
-        return out.add_(residual)
+        if self._reduce is not None:
+            self._reduce(out)
+        return self._rms_norm(out, norm).add_(residual)
 
     def _doubled(self, x: Tensor) -> Tensor:
         return doubled(x) if self._packed else x
 
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self.config.norm_epsilon)
+    def _rms_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Return x with a norm over its last dimension; None: x itself."""
+        if weight is None:
+            return x
+        epsilon = self.config.norm_epsilon
+        if weight.dtype == x.dtype:
+            return rms_norm(x, weight.shape, weight, epsilon)
+        return rms_norm(x.float(), weight.shape, weight, epsilon).to(x.dtype)
 
     def _attention(
         self,
         layer: _Layer,
         normed: Tensor,
-        residual: Tensor,
         tables: tuple[Tensor, Tensor],
         inputs: Inputs,
         pool: Tensor,
     ) -> Tensor:
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(normed).view(-1, heads + 2 * kv_heads, config.head_dim)
+        wide = heads + kv_heads
+        qkv = layer.qkv(normed).view(-1, wide + kv_heads, config.head_dim)
         qkv = qkv[: len(inputs.slots)]  # without a doubled row
         norms = layer.norms
+        turned = qkv[:, :wide]
         if norms.query is not None and norms.key is not None:
-            turned = torch.cat(
-                (
-                    self._rms_norm(qkv[:, :heads], norms.query),
-                    self._rms_norm(qkv[:, heads : heads + kv_heads], norms.key),
-                ),
-                dim=1,
-            )
-        else:
-            turned = qkv[:, : heads + kv_heads]
+            queries = self._norm_heads(qkv[:, :heads], norms.query)
+            turned = torch.cat((queries, self._norm_heads(qkv[:, heads:wide], norms.key)), dim=1)
         # In place: the rotated keys lie next to the values again, as in the pool.
-        qkv[:, : heads + kv_heads] = self._rotary.rotate(turned, tables)
+        qkv[:, :wide] = self._rotary[layer.rope].rotate(turned, tables)
         both = qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
         pool.index_copy_(0, inputs.slots, both)
-        out = attend(qkv[:, :heads], pool, inputs.groups[layer.window], self._exact)
-        return self._plus(layer.output, self._doubled(out), residual)
+        groups = inputs.groups[layer.window]
+        return attend(qkv[:, :heads], pool, groups, self._exact, layer.scores)
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
+        """Norm each head, or all heads of a token together if the weight is for all."""
+        if len(weight) == heads.shape[-1]:
+            return self._rms_norm(heads, weight)
+        return self._rms_norm(heads.flatten(1), weight).view(heads.shape)

@@ -4,7 +4,7 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad, silu
+from torch.nn.functional import gelu, linear, pad, silu
 
 from symphony_kernel.executor.models.quantization import quantize
 
@@ -47,6 +47,12 @@ class Linear:
         """Return silu(x W' + b), [n, out]."""
         return self._unary(x, "swish") if self._packed else silu(self._linear(x))
 
+    def gelu(self, x: Tensor) -> Tensor:
+        """Return gelu(x W' + b) by the approximation with tanh, [n, out]."""
+        if self._packed:
+            return self._unary(x, "gelu", "tanh")
+        return gelu(self._linear(x), approximate="tanh")
+
     def times(self, x: Tensor, other: Tensor) -> Tensor:
         """Return (x W' + b) * other, [n, out]."""
         return self._binary(x, other, "mul") if self._packed else self._linear(x).mul_(other)
@@ -62,8 +68,9 @@ class Linear:
         out: Tensor = torch._weight_int8pack_mm(x, *self._quantized)
         return out if self._bias is None else out.add_(self._bias)
 
-    def _unary(self, x: Tensor, attribute: str) -> Tensor:
-        out: Tensor = mkldnn._linear_pointwise(x, self._weight, self._bias, attribute, [], "")
+    def _unary(self, x: Tensor, attribute: str, algorithm: str = "") -> Tensor:
+        given = x, self._weight, self._bias, attribute, [], algorithm
+        out: Tensor = mkldnn._linear_pointwise(*given)
         return out
 
     def _binary(self, x: Tensor, other: Tensor, attribute: str) -> Tensor:

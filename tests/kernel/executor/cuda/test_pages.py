@@ -16,7 +16,7 @@ PAGES, HOST_SLOTS = 40, 24
 CONFIG = ModelConfig(
     vocab_size=8, hidden_size=8, intermediate_size=8, layers=3, heads=4,
     kv_heads=2, head_dim=4, max_context=64, norm_epsilon=1e-5, tied=True, qkv_bias=False,
-    output_bias=False, mlp_bias=False, qk_norm=False, windows=(None,) * 3, rope=Rope(),
+    output_bias=False, mlp_bias=False, qk_norm=False, windows=(None,) * 3, ropes=(Rope(),) * 3,
     dtype="float32", bos=None, eos=(),
 )  # fmt: skip
 

@@ -14,7 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from symphony_kernel.executor.models.assets import load_assets
-from symphony_kernel.executor.models.config import Fields, ModelConfig, load_config, parse_config
+from symphony_kernel.executor.models.config import (
+    Fields,
+    ModelConfig,
+    Rope,
+    load_config,
+    parse_config,
+)
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.rope import frequencies
@@ -58,10 +64,13 @@ def _rewrite(path: Path, **changes: Any) -> None:
 def test_config_without_a_key_has_the_default_of_transformers() -> None:
     config = _config()
     assert (config.kv_heads, config.head_dim, config.tied) == (4, 16, False)
-    assert (config.rope.kind, config.rope.theta) == ("default", 10_000.0)
+    assert config.ropes == (Rope("default", 10_000.0),) * 4
     assert config.windows == (None,) * 4
-    assert _config(model_type="mistral").windows == (4096,) * 4
-    assert _config(model_type="mistral", sliding_window=None).windows == (None,) * 4
+    mistral = {"model_type": "mistral", "max_position_embeddings": 8192}
+    assert _config(**mistral).windows == (4096,) * 4
+    assert _config(**mistral, sliding_window=None).windows == (None,) * 4
+    # A window as wide as the context hides nothing.
+    assert _config(**mistral, sliding_window=8192).windows == (None,) * 4
     assert _config(model_type="qwen3").head_dim == 128
 
 
@@ -155,7 +164,7 @@ def test_config_with_a_wrong_value_is_refused_in_words(
 def test_rope_frequencies_equal_transformers(rope: dict[str, Any]) -> None:
     theirs = LlamaConfig(**BASE, rope_parameters={**rope, "rope_theta": 5e4})
     expected, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs)
-    found, mine = frequencies(_config(rope_scaling=rope, rope_theta=5e4).rope, 16)
+    found, mine = frequencies(_config(rope_scaling=rope, rope_theta=5e4).ropes[0], 16)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert mine == pytest.approx(scale)
 

@@ -1,5 +1,6 @@
 """Weights in 8 bits: the integers, the loss of accuracy, and both ways to compute with them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.torch_executor import TorchExecutor
 
 from tests.support.executor.models import (
+    FAMILIES,
     Checkpoint,
     load,
     make_checkpoint,
@@ -24,6 +26,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "qwen2, odd middle": ("qwen2", {"intermediate_size": 77}),
     "qwen3": ("qwen3", {}),
+    **{name: FAMILIES[name] for name in ("gemma2", "phi4", "qwen3 moe", "gpt-oss")},
 }
 
 
@@ -39,6 +42,14 @@ def test_quantized_outputs_have_scales_and_reach_127() -> None:
     assert (errors <= scales[:, None] * 0.5001).all()
 
 
+def _expert_matrices(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the matrices [outputs, inputs] of a module of stacked experts, if it is one."""
+    for name, stacked in module.named_parameters(recurse=False):
+        if stacked.dim() == 3:
+            inputs_first = hasattr(module, f"{name}_bias")  # gpt-oss
+            yield from (each.t() if inputs_first else each for each in stacked)
+
+
 def _peer_logits(checkpoint: Checkpoint, tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return transformers' logits with the weights of all products quantized and back."""
     head = checkpoint.peer.get_output_embeddings()
@@ -51,6 +62,9 @@ def _peer_logits(checkpoint: Checkpoint, tokens: np.ndarray[Any, Any]) -> np.nda
                 assert name
                 values, scales = quantize(module.weight)
                 module.weight.copy_(values * scales[:, None])
+            for matrix in _expert_matrices(module):
+                values, scales = quantize(matrix)
+                matrix.copy_(values * scales[:, None])
     return checkpoint.logits(tokens)
 
 

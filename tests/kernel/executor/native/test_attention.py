@@ -64,6 +64,7 @@ class Scene:
     pool: NativePages
     rows: list[Row]
     norms: tuple[Float, Float] | None = None
+    sinks: Float | None = None  # [heads]
     entries: list[Tensor] = field(default_factory=list)  # of each row, [start, 2, kv_heads, dim]
     qkv: list[Float] = field(default_factory=list)  # of each row
 
@@ -94,7 +95,7 @@ class Scene:
         out = np.zeros((len(qkv), shape.heads * shape.head_dim), kind)
         cosines, sines = _tables(shape.head_dim)
         q_norm, k_norm = self.norms or (None, None)
-        return LayerWork(layer, qkv, out, cosines, sines, q_norm, k_norm)
+        return LayerWork(layer, qkv, out, cosines, sines, q_norm, k_norm, self.sinks)
 
     def expected(self, index: int, window: int | None) -> Tensor:
         """Return a row's [q, heads, head_dim] by the oracle."""
@@ -112,7 +113,8 @@ class Scene:
         new = torch.stack((keys, values), dim=1).float().numpy()
         both = torch.cat((self.entries[index], _rounded(new, shape)))
         visible = torch.from_numpy(visible_entries(row, window))
-        return reference_attention(queries, both[:, 0], both[:, 1], visible)
+        sinks = None if self.sinks is None else torch.from_numpy(self.sinks)
+        return reference_attention(queries, both[:, 0], both[:, 1], visible, shape.score_cap, sinks)
 
 
 def _norm(heads: Tensor, weight: Float, shape: PoolShape) -> Tensor:
@@ -261,6 +263,20 @@ def test_attention_with_any_groups_of_heads_equals_the_oracle(
     shape = replace(small, heads=heads[0], kv_heads=heads[1], head_dim=64)
     mix = [(1, 600, False), (40, 0, False), (4, 17, True), (1, 3, False)]
     _check(make_scene(shape, mix))
+
+
+@pytest.mark.parametrize("threads", [1, 3])  # with three, entries are split and merged
+def test_attention_with_capped_scores_and_sinks_equals_the_oracle(
+    make_scene: SceneMaker, small: PoolShape, threads: int
+) -> None:
+    shape = replace(small, windows=(None, 40), score_cap=1.5)
+    mix = [(1, 1500, False), (35, 300, False), (9, 250, True), (1, 0, False), (1, 700, False)]
+    scene = make_scene(shape, mix)
+    _check(scene, threads)
+    # Far below all scores, among them, and far above: then it takes all weight.
+    scene.sinks = np.array([-80.0, -1.0, 0.0, 0.7, 3.0, 60.0], np.float32)
+    found = _check(scene, threads)
+    assert float(found[0][0][0, 5].abs().max()) < 1e-6
 
 
 row_mixes = st.lists(

@@ -12,6 +12,8 @@ namespace symphony {
 
 namespace {
 
+constexpr double LOG2_E = 1.4426950408889634;
+
 // A head rotated by a position's angles, after a norm if there is one, times `scale`.
 struct Rotation {
     int head_dim;
@@ -85,7 +87,10 @@ struct Attention::Impl {
         : layout(given),
           planner(given, layout),
           pool(static_cast<uint32_t *>(memory)),
-          norm_epsilon(given.norm_epsilon) {
+          norm_epsilon(given.norm_epsilon),
+          query_scale(float(given.score_scale > 0.0f ? LOG2_E * double(given.score_scale)
+                                                     : LOG2_E / std::sqrt(double(given.head_dim)))),
+          score_cap(float(LOG2_E * double(given.score_cap))) {
         for (int i = 0; i < given.threads; ++i) scratch.push_back(std::make_unique<Scratch>(layout));
     }
 
@@ -93,6 +98,7 @@ struct Attention::Impl {
     Planner planner;
     uint32_t *const pool;
     const float norm_epsilon;
+    const float query_scale, score_cap;  // of scores in powers of two
     std::vector<std::unique_ptr<Scratch>> scratch;
 
     template <class Work>
@@ -139,14 +145,13 @@ struct Attention::Impl {
     template <class T>
     void enter_queries(const AttentionLayer &layer, const Task &task, int head, int heads,
                        State &state, Scratch &my) const {
-        const float scale = float(1.4426950408889634 / std::sqrt(double(layout.head_dim)));
         auto *to = reinterpret_cast<typename T::Factors::Element *>(state.queries.data());
         for (int i = 0; i < task.count; ++i) {
             const int32_t token = planner.members[size_t(task.first + i)];
             const Rotation rotation = this->rotation(layer, token);
             const float *from = layer.qkv + token * layer.qkv_stride + size_t(head) * layout.head_dim;
             for (int h = 0; h < heads; ++h, from += layout.head_dim, to += layout.head_dim)
-                turn<T>(rotation, from, layer.q_norm, scale, my.turned.data(),
+                turn<T>(rotation, from, layer.q_norm, query_scale, my.turned.data(),
                         [&](int d, __m512 x, int left) { write_part<T>(to + d, x, left); });
         }
     }
@@ -200,8 +205,16 @@ struct Attention::Impl {
                                                     index * BLOCK_TOKENS, block);
             for (int row = i * heads; row < (i + 1) * heads; ++row) {
                 float *mine = scores + size_t(row) * SCORES_STRIDE;
+                if (score_cap > 0.0f) cap_scores(mine, block);
                 my.block.maxima[row] = weigh<T>(mine, block, visible, my.block.totals + row);
             }
+        }
+    }
+
+    void cap_scores(float *scores, const Block &block) const {
+        for (int page = block.first_page; page < block.last_page; ++page) {
+            float *mine = scores + page * LANES;
+            _mm512_store_ps(mine, capped(_mm512_load_ps(mine), score_cap));
         }
     }
 
@@ -288,12 +301,29 @@ struct Attention::Impl {
                 const int row = i * heads + h;
                 const float *sums = state.sums.data() + size_t(row) * layout.width;
                 auto *place = out + token * layer.out_stride + size_t(head + h) * layout.head_dim;
+                if (layer.sinks) {
+                    write_with_sink<T>(place, sums, layer.sinks[head + h], state.so_far, row);
+                    continue;
+                }
                 const __m512 total = _mm512_set1_ps(state.so_far.totals[row]);
                 for (int d = 0; d < layout.head_dim; d += LANES)
                     write_part<T>(place + d, _mm512_div_ps(_mm512_load_ps(sums + d), total),
                                    layout.head_dim - d);
             }
         }
+    }
+
+    // The same with a score that has no value: it takes a part of the total only.
+    template <class T>
+    void write_with_sink(typename T::Factors::Element *place, const float *sums, float sink,
+                         const Totals &so_far, int row) const {
+        const float score = sink * float(LOG2_E), maximum = so_far.maxima[row];
+        const float top = std::max(score, maximum), keep = std::exp2(maximum - top);
+        const float total = so_far.totals[row] * keep + std::exp2(score - top);
+        const __m512 share = _mm512_set1_ps(keep / total);
+        for (int d = 0; d < layout.head_dim; d += LANES)
+            write_part<T>(place + d, _mm512_mul_ps(_mm512_load_ps(sums + d), share),
+                          layout.head_dim - d);
     }
 
     size_t first_of(const Task &task, int head) const {

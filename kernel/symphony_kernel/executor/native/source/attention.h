@@ -45,6 +45,8 @@ struct AttentionShape {
     int64_t pages;         // of the pool
     const int32_t *windows;  // [layers] entries that a token sees, itself included; 0: all
     float norm_epsilon;      // of the norms of q and k
+    float score_scale;       // of products of queries and keys; 0: one over the root of head_dim
+    float score_cap;         // scores become cap tanh(score / cap); 0: they stay
 };
 
 // ---- The pool --------------------------------------------------------------------------------
@@ -103,6 +105,7 @@ struct AttentionLayer {
     const float *k_norm;   // [head_dim] or null
     const float *cosines;  // [positions of the model][head_dim / 2], scaled for the model
     const float *sines;    // the same
+    const float *sinks;    // [heads] scores that no entry has, which take weight; or null
 };
 
 // The plan of steps, and the memory of their stages. One is made for an executor and planned again

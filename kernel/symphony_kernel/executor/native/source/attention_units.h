@@ -157,4 +157,15 @@ inline __m512 exp2_negative(__m512 x) {
     return _mm512_maskz_scalef_ps(normal, sum, whole);
 }
 
+// cap tanh(x / cap). Its absolute error is below 1e-7 of the cap.
+inline __m512 capped(__m512 x, float cap) {
+    const __m512 ratio = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-2.88539008f / cap));
+    const __m512 e = exp2_negative<6>(ratio);  // exp(-2 |x| / cap)
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __m512 size = _mm512_div_ps(_mm512_sub_ps(one, e), _mm512_add_ps(one, e));
+    const __m512i sign = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN));
+    const __m512 signed_size = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(size), sign));
+    return _mm512_mul_ps(signed_size, _mm512_set1_ps(cap));
+}
+
 }  // namespace symphony

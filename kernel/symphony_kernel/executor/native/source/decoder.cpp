@@ -2,24 +2,50 @@
 
 #include <chrono>
 
+#include "experts.h"
+
 namespace symphony {
 
 namespace {
 
 constexpr int32_t NORM_TASK_ELEMENTS = 1 << 13;
 
-__m512 silu(__m512 x) {
-    const __m512 falling = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-1.44269504f));
+// x / (1 + exp(-z)).
+__m512 gated(__m512 x, __m512 z) {
+    const __m512 falling = _mm512_mul_ps(_mm512_abs_ps(z), _mm512_set1_ps(-1.44269504f));
     const __m512 e = exp2_negative<6>(falling);
     const __m512 one = _mm512_set1_ps(1.0f);
-    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const __mmask16 negative = _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_LT_OQ);
     const __m512 over = _mm512_mask_mov_ps(one, negative, e);
     return _mm512_mul_ps(x, _mm512_div_ps(over, _mm512_add_ps(one, e)));
 }
 
+// By the approximation with tanh: x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+__m512 gelu(__m512 x) {
+    const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+    const __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
+    return gated(x, _mm512_mul_ps(inner, _mm512_set1_ps(1.59576912f)));
+}
+
+__m512 clamped(__m512 gate, __m512 up, float slope, float limit) {
+    const __m512 most = _mm512_set1_ps(limit), least = _mm512_set1_ps(-limit);
+    const __m512 one = _mm512_set1_ps(1.0f);
+    gate = _mm512_min_ps(most, gate);  // NaN stays NaN: it is the second operand
+    up = _mm512_max_ps(least, _mm512_min_ps(most, up));
+    const __m512 open = gated(gate, _mm512_mul_ps(gate, _mm512_set1_ps(slope)));
+    return _mm512_mul_ps(open, _mm512_add_ps(up, one));
+}
+
+struct Mlp {
+    Matrix gate_up, down;
+};
+
+// Norms, the router and sinks are null if the model has none.
 struct Layer {
-    Matrix qkv, output, gate_up, down;
-    const float *input_norm, *query_norm, *key_norm, *middle_norm;
+    Matrix qkv, output, router;
+    std::vector<Mlp> mlps;  // one, or one for each expert
+    const float *input_norm, *query_norm, *key_norm, *attended_norm, *middle_norm,
+        *transformed_norm, *sinks;
 };
 
 // The weights: where each tensor goes, and the memory of all tensors.
@@ -28,30 +54,30 @@ class Weights {
   public:
     explicit Weights(const DecoderShape &shape)
         : shape_(shape), layers_(static_cast<size_t>(shape.layers)) {
-        size_t units = 0;
+        size_t units = 0, router_units = 0;
         for (Layer &layer : layers_) {
             place(layer.qkv, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden, units);
             place(layer.output, shape.hidden, shape.heads * shape.head_dim, units);
-            place(layer.gate_up, 2 * gate_width(), shape.hidden, units);
-            place(layer.down, shape.hidden, shape.middle, units);
+            layer.mlps.resize(static_cast<size_t>(std::max(shape.experts, 1)));
+            for (Mlp &mlp : layer.mlps) {
+                place(mlp.gate_up, 2 * gate_width(), shape.hidden, units);
+                place(mlp.down, shape.hidden, shape.middle, units);
+            }
+            place(layer.router, shape.experts, shape.hidden, router_units);
         }
         place(head_, shape.vocab, shape.hidden, units);
-        memory_ = std::make_unique<Mapped>(units * unit_bytes());
+        memory_ = std::make_unique<Mapped>(units * unit_bytes() + router_units * sizeof(uint32_t));
         char *base = memory_->data();
         for (Layer &layer : layers_) {
-            for (Matrix *matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-                base = settle(*matrix, base);
-            }
-            if (shape.qkv_bias) layer.qkv.bias = zeros(layer.qkv.count * PANEL);
-            if (shape.output_bias) layer.output.bias = zeros(layer.output.count * PANEL);
-            if (shape.mlp_bias) {
-                layer.gate_up.bias = zeros(layer.gate_up.count * PANEL);
-                layer.down.bias = zeros(layer.down.count * PANEL);
-            }
-            layer.input_norm = zeros(shape.hidden);
-            layer.middle_norm = zeros(shape.hidden);
-            layer.query_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
-            layer.key_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
+            // Experts are chosen by small differences: the router is never quantized.
+            layer.router.panels = reinterpret_cast<uint32_t *>(base);
+            base += layer.router.panel_units() * static_cast<size_t>(layer.router.count) *
+                    sizeof(uint32_t);
+        }
+        for (Layer &layer : layers_) {
+            base = settle(layer.output, settle(layer.qkv, base));
+            for (Mlp &mlp : layer.mlps) base = settle(mlp.down, settle(mlp.gate_up, base));
+            add_vectors(layer);
         }
         settle(head_, base);
         last_norm_ = zeros(shape.hidden);
@@ -93,7 +119,8 @@ class Weights {
     size_t panel_units_max() const {
         size_t most = head_.panel_units();
         for (const Layer &layer : layers_) {
-            most = std::max({most, layer.output.panel_units(), layer.down.panel_units()});
+            const Matrix &down = layer.mlps[0].down;
+            most = std::max({most, layer.output.panel_units(), down.panel_units()});
         }
         return most;
     }
@@ -104,14 +131,8 @@ class Weights {
     }
 
     void set_norm(Part part, int32_t layer, const float *values) {
-        const float *to = last_norm_;
-        int32_t size = shape_.hidden;
-        if (part == Part::INPUT_NORM) to = this->layer(layer).input_norm;
-        if (part == Part::MIDDLE_NORM) to = this->layer(layer).middle_norm;
-        if (part == Part::QUERY_NORM) to = this->layer(layer).query_norm;
-        if (part == Part::KEY_NORM) to = this->layer(layer).key_norm;
-        if (part == Part::QUERY_NORM || part == Part::KEY_NORM) size = shape_.head_dim;
-        std::memcpy(const_cast<float *>(to), values, static_cast<size_t>(size) * sizeof(float));
+        auto *to = const_cast<float *>(vector_of(part, layer));
+        std::memcpy(to, values, static_cast<size_t>(size_of(part)) * sizeof(float));
     }
 
   private:
@@ -119,6 +140,50 @@ class Weights {
     int32_t gate_width() const { return static_cast<int32_t>(rounded_up(shape_.middle, LANES)); }
 
     size_t unit_bytes() const { return shape_.quantized ? T::PER_UNIT : sizeof(uint32_t); }
+
+    // The biases and norms of a layer.
+    void add_vectors(Layer &layer) {
+        if (shape_.qkv_bias) layer.qkv.bias = zeros(layer.qkv.count * PANEL);
+        if (shape_.output_bias) layer.output.bias = zeros(layer.output.count * PANEL);
+        if (shape_.router_bias) layer.router.bias = zeros(layer.router.count * PANEL);
+        for (Mlp &mlp : layer.mlps) {
+            if (!shape_.mlp_bias) continue;
+            mlp.gate_up.bias = zeros(mlp.gate_up.count * PANEL);
+            mlp.down.bias = zeros(mlp.down.count * PANEL);
+        }
+        const auto vector = [&](bool there, Part part) {
+            return there ? zeros(size_of(part)) : nullptr;
+        };
+        const bool of_heads = shape_.head_norm != HeadNorm::NONE;
+        layer.input_norm = vector(shape_.norms_before, Part::INPUT_NORM);
+        layer.query_norm = vector(of_heads, Part::QUERY_NORM);
+        layer.key_norm = vector(of_heads, Part::KEY_NORM);
+        layer.attended_norm = vector(shape_.norms_after, Part::ATTENDED_NORM);
+        layer.middle_norm = vector(shape_.norms_before, Part::MIDDLE_NORM);
+        layer.transformed_norm = vector(shape_.norms_after, Part::TRANSFORMED_NORM);
+        layer.sinks = vector(shape_.sinks, Part::SINKS);
+    }
+
+    const float *vector_of(Part part, int32_t index) const {
+        if (part == Part::LAST_NORM) return last_norm_;
+        const Layer &layer = layers_[static_cast<size_t>(index)];
+        switch (part) {
+            case Part::INPUT_NORM: return layer.input_norm;
+            case Part::QUERY_NORM: return layer.query_norm;
+            case Part::KEY_NORM: return layer.key_norm;
+            case Part::ATTENDED_NORM: return layer.attended_norm;
+            case Part::MIDDLE_NORM: return layer.middle_norm;
+            case Part::TRANSFORMED_NORM: return layer.transformed_norm;
+            default: return layer.sinks;
+        }
+    }
+
+    int32_t size_of(Part part) const {
+        const bool whole = shape_.head_norm == HeadNorm::WHOLE;
+        if (part == Part::QUERY_NORM) return shape_.head_dim * (whole ? shape_.heads : 1);
+        if (part == Part::KEY_NORM) return shape_.head_dim * (whole ? shape_.kv_heads : 1);
+        return part == Part::SINKS ? shape_.heads : shape_.hidden;
+    }
 
     // Assigns memory to a matrix and returns the end of it.
     char *settle(Matrix &matrix, char *base) {
@@ -145,16 +210,22 @@ class Weights {
 
     Matrix &of(Part part, int32_t index) {
         if (part == Part::HEAD) return head_;
+        if (part == Part::GATE || part == Part::UP || part == Part::DOWN) {
+            const size_t experts = static_cast<size_t>(std::max(shape_.experts, 1));
+            Mlp &mlp = layers_[static_cast<size_t>(index) / experts]
+                           .mlps[static_cast<size_t>(index) % experts];
+            return part == Part::DOWN ? mlp.down : mlp.gate_up;
+        }
         Layer &layer = layers_[static_cast<size_t>(index)];
         if (part == Part::OUTPUT) return layer.output;
-        if (part == Part::DOWN) return layer.down;
-        return part == Part::GATE || part == Part::UP ? layer.gate_up : layer.qkv;
+        return part == Part::ROUTER ? layer.router : layer.qkv;
     }
 
     int32_t outputs_of(Part part) const {
         if (part == Part::HEAD) return shape_.vocab;
         if (part == Part::QUERY) return shape_.heads * shape_.head_dim;
         if (part == Part::KEY || part == Part::VALUE) return shape_.kv_heads * shape_.head_dim;
+        if (part == Part::ROUTER) return shape_.experts;
         return part == Part::GATE || part == Part::UP ? shape_.middle : shape_.hidden;
     }
 
@@ -220,6 +291,11 @@ class TypedDecoder : public Decoder {
           chosen_mixed_(shape.heads * shape.head_dim),
           middle_(shape.middle),
           last_(shape.hidden),
+          branch_(rounded_up(shape.hidden, PANEL)),
+          routing_(shape.experts, shape.chosen, shape.chosen_sum_to_one),
+          scores_(rounded_up(shape.experts, PANEL)),
+          gathered_(shape.hidden),
+          results_(rounded_up(shape.hidden, PANEL)),
           scratch_(shape.quantized ? static_cast<int64_t>(weights_.panel_units_max()) : 1) {
         scratch_.reserve(shape.threads);
     }
@@ -314,7 +390,14 @@ class TypedDecoder : public Decoder {
         normed_.reserve(std::max(tokens, wanted));
         qkv_.reserve(tokens);
         mixed_.reserve(tokens);
-        middle_.reserve(std::max(tokens, wanted));
+        const int32_t most = std::max(tokens, wanted);
+        middle_.reserve(most * std::max(shape_.chosen, 1));
+        if (shape_.norms_after) branch_.reserve(most);
+        if (shape_.experts) {
+            scores_.reserve(most);
+            gathered_.reserve(most * shape_.chosen);
+            results_.reserve(most * shape_.chosen);
+        }
         chosen_.reserve(wanted);
         chosen_mixed_.reserve(wanted);
         last_.reserve(wanted);
@@ -333,22 +416,84 @@ class TypedDecoder : public Decoder {
             const Element *from = embedding_ + static_cast<size_t>(tokens[row]) * shape_.hidden;
             float *to = stream_.row(row);
             for (int32_t i = 0; i < shape_.hidden; i += LANES) {
-                store(to + i, load(from + i, first_lanes(shape_.hidden - i)));
+                const __m512 x = load(from + i, first_lanes(shape_.hidden - i));
+                store(to + i, _mm512_mul_ps(x, _mm512_set1_ps(shape_.embedding_scale)));
             }
         }
     }
 
-    void norm(const Rows<float> &from, const float *weight, int32_t rows, const Rows<Factor> &to) {
-        const int32_t task_rows = std::max(1, NORM_TASK_ELEMENTS / shape_.hidden);
+    // Calls work(first, end) for parts of `rows` rows of `width` numbers, on the team's threads.
+    template <class Work>
+    void for_rows(int32_t rows, int32_t width, const Work &work) {
+        const int32_t task_rows = std::max(1, NORM_TASK_ELEMENTS / width);
         team_.run((rows + task_rows - 1) / task_rows, [&](int32_t task, int32_t) {
-            const int32_t end = std::min(rows, (task + 1) * task_rows);
-            for (int32_t row = task * task_rows; row < end; ++row) {
-                norm_row(from.row(row), weight, to.row(row));
+            work(task * task_rows, std::min(rows, (task + 1) * task_rows));
+        });
+    }
+
+    // Without a weight the rows stay as they are.
+    void norm(const Rows<float> &from, const float *weight, int32_t rows, const Rows<Factor> &to) {
+        for_rows(rows, shape_.hidden, [&](int32_t row, int32_t end) {
+            for (; row < end; ++row) {
+                if (weight) {
+                    norm_row(from.row(row), weight, to.row(row));
+                } else {
+                    convert_row(from.row(row), to.row(row));
+                }
             }
         });
     }
 
-    void norm_row(const float *from, const float *weight, Factor *to) const {
+    void convert_row(const float *from, Factor *to) const {
+        for (int32_t i = 0; i < shape_.hidden; i += LANES) {
+            Factors::store(to + i, load(from + i), first_lanes(shape_.hidden - i));
+        }
+    }
+
+    // Adds what attention or the MLP has computed to the stream, after a norm.
+    void add_branch(const float *weight, int32_t rows, const Rows<float> &stream) {
+        for_rows(rows, shape_.hidden, [&](int32_t row, int32_t end) {
+            for (; row < end; ++row) {
+                const float *from = branch_.row(row);
+                float *to = stream.row(row);
+                const __m512 scale = _mm512_set1_ps(root(from));
+                for (int32_t i = 0; i < shape_.hidden; i += LANES) {
+                    const __m512 x = _mm512_mul_ps(load(from + i), scale);
+                    store(to + i, _mm512_fmadd_ps(x, load(weight + i), load(to + i)));
+                }
+            }
+        });
+    }
+
+    // Norms all heads of a token's queries together, and all of its keys.
+    void norm_heads(const Layer &layer, int32_t rows) {
+        const int32_t wide = shape_.heads * shape_.head_dim;
+        const int32_t narrow = shape_.kv_heads * shape_.head_dim;
+        for_rows(rows, wide + narrow, [&](int32_t row, int32_t end) {
+            for (; row < end; ++row) {
+                norm_in_place(qkv_.row(row), layer.query_norm, wide);
+                norm_in_place(qkv_.row(row) + wide, layer.key_norm, narrow);
+            }
+        });
+    }
+
+    void norm_in_place(float *x, const float *weight, int32_t width) const {
+        __m512 sum = _mm512_setzero_ps();
+        for (int32_t i = 0; i < width; i += LANES) {
+            const __m512 part = load(x + i, first_lanes(width - i));
+            sum = _mm512_fmadd_ps(part, part, sum);
+        }
+        const float mean = _mm512_reduce_add_ps(sum) / static_cast<float>(width);
+        const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + shape_.norm_epsilon));
+        for (int32_t i = 0; i < width; i += LANES) {
+            const __mmask16 lanes = first_lanes(width - i);
+            const __m512 part = _mm512_mul_ps(load(x + i, lanes), scale);
+            store(x + i, _mm512_mul_ps(part, load(weight + i, lanes)), lanes);
+        }
+    }
+
+    // One over the root of a row's mean square.
+    float root(const float *from) const {
         __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (int32_t i = 0; i < shape_.hidden; i += PANEL) {  // zeros past the end
             const __m512 x = load(from + i), y = load(from + i + LANES);
@@ -357,7 +502,11 @@ class TypedDecoder : public Decoder {
         }
         const float sum = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
         const float mean = sum / static_cast<float>(shape_.hidden) + shape_.norm_epsilon;
-        const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean));
+        return 1.0f / __builtin_sqrtf(mean);
+    }
+
+    void norm_row(const float *from, const float *weight, Factor *to) const {
+        const __m512 scale = _mm512_set1_ps(root(from));
         for (int32_t i = 0; i < shape_.hidden; i += LANES) {
             const __m512 x = _mm512_mul_ps(load(from + i), scale);
             Factors::store(to + i, _mm512_mul_ps(x, load(weight + i)),
@@ -371,15 +520,23 @@ class TypedDecoder : public Decoder {
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
         multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), scratch(),
-                    [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
-                        float *to = qkv_.row(row) + panel * PANEL;
-                        store(to, left);
-                        store(to + LANES, right);
-                    });
+                    into(qkv_));
         watch.mark(Phase::QKV);
-        const AttentionLayer work{index,           qkv_.row(0),      qkv_.stride(),
-                                  mixed_.row(0),   mixed_.stride(),  layer.query_norm,
-                                  layer.key_norm,  cosines_,         sines_};
+        const bool whole = shape_.head_norm == HeadNorm::WHOLE;
+        if (whole) norm_heads(layer, rows);
+        const size_t angles = static_cast<size_t>(shape_.rotation_of[index]) *
+                              static_cast<size_t>(positions_) *
+                              static_cast<size_t>(shape_.head_dim / 2);
+        const AttentionLayer work{index,
+                                  qkv_.row(0),
+                                  qkv_.stride(),
+                                  mixed_.row(0),
+                                  mixed_.stride(),
+                                  whole ? nullptr : layer.query_norm,
+                                  whole ? nullptr : layer.key_norm,
+                                  cosines_ + angles,
+                                  sines_ + angles,
+                                  layer.sinks};
         team_.run(attention_.enter_tasks(),
                   [&](int32_t task, int32_t thread) { attention_.enter(work, task, thread); });
         team_.run(attention_.attend_tasks(index),
@@ -393,23 +550,103 @@ class TypedDecoder : public Decoder {
     void transform(int32_t index, const Rows<float> &stream, const Rows<Factor> &mixed,
                    int32_t rows, Stopwatch &watch) {
         const Layer &layer = weights_.layer(index);
-        const auto add = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
-            float *to = stream.row(row) + panel * PANEL;
-            store(to, _mm512_add_ps(load(to), left));
-            store(to + LANES, _mm512_add_ps(load(to + LANES), right));
-        };
-        multiply<T>(team_, layer.output, inputs(mixed, 0, rows), scratch(), add);
+        add_product(layer.output, mixed, layer.attended_norm, rows, stream);
         watch.mark(Phase::OUTPUT);
         norm(stream, layer.middle_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.gate_up, inputs(normed_, 0, rows), scratch(),
-                    [&](int32_t row, int32_t panel, __m512 gate, __m512 up) {
-                        Factors::store(middle_.row(row) + panel * LANES,
-                                       _mm512_mul_ps(silu(gate), up), 0xFFFF);
-                    });
+        if (shape_.experts) {
+            route(layer, rows);
+            multiply_routed<T>(
+                team_, routing_, shape_.experts,
+                [&](int32_t expert) -> const Matrix & { return mlp(layer, expert).gate_up; },
+                inputs(gathered_, 0, rows * shape_.chosen), scratch(), into_middle());
+        } else {
+            multiply<T>(team_, layer.mlps[0].gate_up, inputs(normed_, 0, rows), scratch(),
+                        into_middle());
+        }
         watch.mark(Phase::GATE_UP);
-        multiply<T>(team_, layer.down, inputs(middle_, 0, rows), scratch(), add);
+        if (shape_.experts) {
+            multiply_routed<T>(
+                team_, routing_, shape_.experts,
+                [&](int32_t expert) -> const Matrix & { return mlp(layer, expert).down; },
+                inputs(middle_, 0, rows * shape_.chosen), scratch(), into(results_));
+            add_results(layer.transformed_norm, rows, stream);
+        } else {
+            add_product(layer.mlps[0].down, middle_, layer.transformed_norm, rows, stream);
+        }
         watch.mark(Phase::DOWN);
+    }
+
+    static const Mlp &mlp(const Layer &layer, int32_t expert) {
+        return layer.mlps[static_cast<size_t>(expert)];
+    }
+
+    // Where sums go: to rows, over what is there; or joined to the rows of `middle_`.
+    static auto into(const Rows<float> &rows) {
+        return [&rows](int32_t row, int32_t panel, __m512 left, __m512 right) {
+            float *to = rows.row(row) + panel * PANEL;
+            store(to, left);
+            store(to + LANES, right);
+        };
+    }
+
+    auto into_middle() {
+        return [this](int32_t row, int32_t panel, __m512 gate, __m512 up) {
+            Factors::store(middle_.row(row) + panel * LANES, activated(gate, up), 0xFFFF);
+        };
+    }
+
+    __m512 activated(__m512 gate, __m512 up) const {
+        if (shape_.activation == Activation::SILU) return _mm512_mul_ps(gated(gate, gate), up);
+        if (shape_.activation == Activation::GELU_TANH) return _mm512_mul_ps(gelu(gate), up);
+        return clamped(gate, up, shape_.gate_slope, shape_.gate_limit);
+    }
+
+    // Adds a product to the stream, after a norm if there is one.
+    void add_product(const Matrix &matrix, const Rows<Factor> &from, const float *weight,
+                     int32_t rows, const Rows<float> &stream) {
+        if (weight) {
+            multiply<T>(team_, matrix, inputs(from, 0, rows), scratch(), into(branch_));
+            add_branch(weight, rows, stream);
+            return;
+        }
+        multiply<T>(team_, matrix, inputs(from, 0, rows), scratch(),
+                    [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+                        float *to = stream.row(row) + panel * PANEL;
+                        store(to, _mm512_add_ps(load(to), left));
+                        store(to + LANES, _mm512_add_ps(load(to + LANES), right));
+                    });
+    }
+
+    // Chooses the experts of the rows in `normed_`, and gathers the rows of each.
+    void route(const Layer &layer, int32_t rows) {
+        multiply<T>(team_, layer.router, inputs(normed_, 0, rows), scratch(), into(scores_));
+        routing_.choose(team_, scores_.row(0), scores_.stride(), rows);
+        const size_t bytes = static_cast<size_t>(shape_.hidden) * sizeof(Factor);
+        for_rows(rows * shape_.chosen, shape_.hidden, [&](int32_t place, int32_t end) {
+            for (; place < end; ++place) {
+                std::memcpy(gathered_.row(place), normed_.row(routing_.source(place)), bytes);
+            }
+        });
+    }
+
+    // Adds the weighted results of each row's experts to the stream, after a norm if there is one.
+    void add_results(const float *weight, int32_t rows, const Rows<float> &stream) {
+        for_rows(rows, shape_.hidden, [&](int32_t row, int32_t end) {
+            for (; row < end; ++row) {
+                float *to = weight ? branch_.row(row) : stream.row(row);
+                for (int32_t i = 0; i < shape_.hidden; i += LANES) {
+                    __m512 sum = weight ? _mm512_setzero_ps() : load(to + i);
+                    for (int32_t rank = 0; rank < shape_.chosen; ++rank) {
+                        const __m512 share = _mm512_set1_ps(routing_.weight(row, rank));
+                        const float *from = results_.row(routing_.place(row, rank)) + i;
+                        sum = _mm512_fmadd_ps(load(from), share, sum);
+                    }
+                    store(to + i, sum);
+                }
+            }
+        });
+        if (weight) add_branch(weight, rows, stream);
     }
 
     void choose(const StepTokens &tokens) {
@@ -427,6 +664,10 @@ class TypedDecoder : public Decoder {
         multiply<T>(team_, weights_.head(), inputs(last_, first, count), scratch(),
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         const int32_t at = panel * PANEL;
+                        if (shape_.logit_cap > 0.0f) {
+                            left = capped(left, shape_.logit_cap);
+                            right = capped(right, shape_.logit_cap);
+                        }
                         float *to = logits + static_cast<size_t>(row) * vocab + at;
                         store(to, left, first_lanes(vocab - at));
                         if (vocab - at > LANES) {
@@ -451,6 +692,12 @@ class TypedDecoder : public Decoder {
     Rows<Factor> mixed_, chosen_mixed_;
     Rows<Factor> middle_;
     Rows<Factor> last_;
+    Rows<float> branch_;  // what is normed before the stream takes it
+    // Of experts: by token, and by place of a token's expert.
+    Routing routing_;
+    Rows<float> scores_;
+    Rows<Factor> gathered_;
+    Rows<float> results_;
     Rows<uint32_t> scratch_;  // of each thread: a panel
 };
 

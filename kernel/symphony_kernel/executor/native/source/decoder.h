@@ -1,4 +1,5 @@
-// A decoder-only transformer of the Llama family, and a step of it from tokens to logits.
+// A decoder-only transformer, and a step of it from tokens to logits. Its shape says in what it
+// differs from Llama.
 //
 // The residual stream, the sums of all products and the logits are float32. Inputs of products have
 // the model's type, or float32 where bfloat16 is multiplied as float32. A row's arithmetic does not
@@ -17,16 +18,36 @@
 
 namespace symphony {
 
-struct DecoderShape : AttentionShape {
-    int32_t hidden, middle, vocab;
-    int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether the model has them
-    int32_t quantized;  // whether matrices are int8 with a factor for each output
-};
-static_assert(sizeof(DecoderShape) == sizeof(AttentionShape) + 8 * sizeof(int32_t), "as in Python");
+// What joins the halves of an MLP. CLAMPED: both halves are clamped to `gate_limit`, and
+// gate sigmoid(gate_slope gate) (up + 1).
+enum class Activation : int32_t { SILU, GELU_TANH, CLAMPED };
 
-// The tensors of a checkpoint. Those from HEAD on belong to no layer.
-enum class Part : int32_t { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, INPUT_NORM, QUERY_NORM,
-                            KEY_NORM, MIDDLE_NORM, HEAD, LAST_NORM, COUNT };
+// Of queries and keys. WHOLE: over all heads of a token.
+enum class HeadNorm : int32_t { NONE, EACH, WHOLE };
+
+struct DecoderShape : AttentionShape {
+    const int32_t *rotation_of;  // [layers] which of the rotations a layer has; kept
+    int32_t hidden, middle, vocab;
+    int32_t qkv_bias, output_bias, mlp_bias;  // whether the model has them
+    int32_t quantized;                 // whether matrices are int8 with a factor for each output
+    int32_t norms_before, norms_after;  // of what attention and the MLP read, and of what they add
+    HeadNorm head_norm;
+    Activation activation;
+    int32_t rotations;           // how many sets of angles there are
+    int32_t experts, chosen;     // 0: one MLP; and how many of them compute a token
+    int32_t chosen_sum_to_one;   // whether the weights of a token's experts do
+    int32_t router_bias, sinks;  // whether the model has them
+    float gate_slope, gate_limit;  // of CLAMPED
+    float embedding_scale;
+    float logit_cap;             // logits become cap tanh(logit / cap); 0: they stay
+};
+static_assert(sizeof(DecoderShape) == sizeof(AttentionShape) + 8 + 22 * 4, "as in Python");
+
+// The tensors of a checkpoint. Those from HEAD on belong to no layer. An expert's GATE, UP and DOWN
+// have the layer `layer * experts + expert`.
+enum class Part : int32_t { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, ROUTER, INPUT_NORM,
+                            QUERY_NORM, KEY_NORM, ATTENDED_NORM, MIDDLE_NORM, TRANSFORMED_NORM,
+                            SINKS, HEAD, LAST_NORM, COUNT };
 
 // The phases of a step whose time is measured.
 enum class Phase : int32_t { PLAN, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, ANSWERS,
@@ -64,7 +85,7 @@ class Decoder {
     virtual void set_norm(Part part, int32_t layer, const float *values) = 0;
     // Kept: [vocab][hidden] in the model's type.
     virtual void set_embedding(const void *values) = 0;
-    // Kept: [positions][head_dim / 2] each.
+    // Kept: [rotations][positions][head_dim / 2] each.
     virtual void set_rotation(const float *cosines, const float *sines, int32_t positions) = 0;
     // Kept: [Phase::COUNT] seconds, accumulated; null: nothing is measured.
     virtual void set_profile(double *seconds) = 0;
