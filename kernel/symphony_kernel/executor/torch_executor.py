@@ -27,7 +27,7 @@ from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 from symphony_kernel.executor.models.assets import load_assets
-from symphony_kernel.executor.models.config import load_config
+from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.fitting import pool_pages
 from symphony_kernel.executor.models.loader import Progress, Weights
@@ -115,9 +115,7 @@ class TorchExecutor:
         config = load_config(directory)
         check_tensors(directory, config)  # before any rank or memory
         place = torch.device(_device(device))
-        if place.type == "cuda" and config.additions():
-            words = ", ".join(config.additions())
-            raise CheckpointError(f"a GPU does not compute {words} yet: use --device cpu")
+        _check_place(config, place)
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
         layout = Shard(config, 0, parallel.ranks).config.kv_layout(model.dtype)
@@ -304,6 +302,15 @@ def _device(name: str) -> str:
     if name not in ("cpu", "cuda"):
         raise CheckpointError(f"device must be auto, cpu or cuda, not {name!r}")
     return name
+
+
+def _check_place(config: ModelConfig, place: torch.device) -> None:
+    """Raise CheckpointError if the device's kernels lack a part of the model's mathematics."""
+    lacking = config.additions() if place.type == "cuda" else []
+    if lacking:
+        raise CheckpointError(
+            f"a GPU does not compute models with {', '.join(lacking)} yet: use --device cpu"
+        )
 
 
 def _quantized(name: str, place: torch.device) -> bool:

@@ -6,9 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from symphony_kernel.executor.base import Batch, Row
+from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.torch_executor import TorchExecutor, _torch_threads
+from symphony_kernel.executor.torch_executor import (
+    TorchExecutor,
+    _check_place,
+    _torch_threads,
+)
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -166,6 +172,29 @@ def test_torch_threads_are_at_most_the_processors_unless_configured(
 def test_device_that_does_not_exist_is_refused(llama: Checkpoint) -> None:
     with pytest.raises(CheckpointError, match="device"):
         TorchExecutor.load(llama.directory, device="abacus")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gemma2", "norms of outputs, norms with an offset, the activation gelu_pytorch_tanh"),
+        ("gemma3", "several rotary embeddings"),
+        ("olmo2", "norms of outputs, norms over all heads"),
+        ("gpt-oss", "attention sinks, experts"),
+        ("phi4", None),
+    ],
+)
+def test_model_that_a_gpu_does_not_compute_is_refused(
+    tmp_path: Path, name: str, words: str | None
+) -> None:
+    kind, settings = FAMILIES[name]
+    config = load_config(make_checkpoint(tmp_path, kind, **settings).directory)
+    _check_place(config, torch.device("cpu"))
+    if words is None:
+        _check_place(config, torch.device("cuda"))
+        return
+    with pytest.raises(CheckpointError, match=f"{words}.* yet: use --device cpu"):
+        _check_place(config, torch.device("cuda"))
 
 
 def test_progress_of_a_load_rises_to_one(llama: Checkpoint) -> None:

@@ -118,8 +118,8 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 # Their usual special tokens are outside of the small vocabulary.
-_NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-FAMILIES = {name: (kind, _NO_SPECIAL | given) for name, (kind, given) in _FAMILIES.items()}
+NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+FAMILIES = {name: (kind, NO_SPECIAL | given) for name, (kind, given) in _FAMILIES.items()}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The network on a GPU: a decoder-only transformer of the Llama family.
+"""The network on a GPU: a decoder-only transformer without `ModelConfig.additions`.
 
 The mathematics of `executor.reference.decoder`, over FlashInfer's pages and laid out for a GPU:
 queries, keys and values are one product, gate and up another, and a sum and the following norm are
@@ -20,7 +20,6 @@ from symphony_kernel.executor.models.rope import rotations
 from symphony_kernel.executor.models.weights import (
     LayerWeights,
     Matrix,
-    Norms,
     Product,
     take_embedding,
     take_head,
@@ -30,7 +29,10 @@ from symphony_kernel.executor.models.weights import (
 @dataclass(slots=True)
 class _Layer:
     window: int  # the index of its window among the distinct windows
-    norms: Norms
+    input_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    middle_norm: Tensor
     qkv: Matrix
     output: Matrix
     gate_up: Matrix
@@ -88,13 +90,13 @@ class CudaDecoder:
         """
         residual = embedding(tokens.tokens, self._embedding)
         tables = self._rotations(tokens.positions)
-        normed = operators.norm(residual, self._layers[0].norms.input)
+        normed = operators.norm(residual, self._layers[0].input_norm)
         for index, layer in enumerate(self._layers):
             out = self._attend(layer, normed, tables, tokens, attention, operators, pool[index])
-            normed = operators.add_norm(out, residual, layer.norms.middle)
+            normed = operators.add_norm(out, residual, layer.middle_norm)
             out = self._summed(linear(operators.gate(linear(normed, *layer.gate_up)), *layer.down))
             if index + 1 < len(self._layers):
-                normed = operators.add_norm(out, residual, self._layers[index + 1].norms.input)
+                normed = operators.add_norm(out, residual, self._layers[index + 1].input_norm)
         if tokens.wanted is not None:
             out = out.index_select(0, tokens.wanted)
             residual = residual.index_select(0, tokens.wanted)
@@ -132,10 +134,9 @@ class CudaDecoder:
         both = heads + kv_heads
         qkv = linear(normed, *layer.qkv).view(-1, both + kv_heads, config.head_dim)
         queries, keys, values = qkv[:, :heads], qkv[:, heads:both], qkv[:, both:]
-        norms = layer.norms
-        if norms.query is not None and norms.key is not None:
-            queries = operators.norm_heads(queries, norms.query)
-            keys = operators.norm_heads(keys, norms.key)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries = operators.norm_heads(queries, layer.query_norm)
+            keys = operators.norm_heads(keys, layer.key_norm)
         operators.rotate(queries, keys, tables)
         operators.append(keys, values, cache, tokens.pages, tokens.offsets)
         out = torch.empty((len(qkv), heads, config.head_dim), dtype=self.dtype, device=self.device)
@@ -145,9 +146,15 @@ class CudaDecoder:
     # -- Loading ---------------------------------------------------------------------------------
     def _load_layer(self, weights: Tensors, index: int) -> _Layer:
         given = LayerWeights(self.config, weights, index)
+        norms = given.norms()
+        assert norms.input is not None
+        assert norms.middle is not None
         return _Layer(
             window=self.windows.index(self.config.windows[index]),
-            norms=given.norms(),
+            input_norm=norms.input,
+            query_norm=norms.query,
+            key_norm=norms.key,
+            middle_norm=norms.middle,
             qkv=given.matrix(Product.QUERY, Product.KEY, Product.VALUE),
             output=given.matrix(Product.OUTPUT),
             gate_up=given.matrix(Product.GATE, Product.UP),

@@ -19,6 +19,7 @@ from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from tests.support.executor.cuda import CPU_WAYS, ON_GPU, SIZES, WAYS, Way, load_cuda
 from tests.support.executor.models import (
     ALL_LOGITS,
+    NO_SPECIAL,
     VOCAB,
     Allows,
     Checkpoint,
@@ -37,11 +38,19 @@ from tests.support.executor.models import (
 )
 
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+PARTIAL_ROPE = {
+    "original_max_position_embeddings": 128,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+        "short_factor": [1.0 + 0.1 * i for i in range(16)], "long_factor": [4.0] * 16,
+    },
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mistral": ("mistral", {"sliding_window": 20}),
     "qwen2": ("qwen2", QWEN_WINDOWS),
     "qwen3": ("qwen3", {**QWEN_WINDOWS, "num_attention_heads": 14, "sliding_window": 16}),
+    "phi4": ("phi3", {**NO_SPECIAL, **PARTIAL_ROPE, "sliding_window": 20}),
 }
 NOTHING = PredOptions(get=Get.NONE)
 TREE = [-1, -1, 0, 0, 1, 2, 5, 5, -1, 8]

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import (
+    Experts,
     Fields,
     ModelConfig,
     Rope,
@@ -41,6 +42,12 @@ SIZES = (
     "num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim",
 )  # fmt: skip
+# Settings of other families that change the mathematics.
+OTHERS = (
+    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
+    "attention_multiplier", "residual_multiplier", "logits_scaling", "embedding_multiplier",
+)  # fmt: skip
+FLAGS = "use_bidirectional_attention", "lm_head_bias"
 
 
 def _config(**settings: Any) -> ModelConfig:
@@ -98,6 +105,51 @@ def test_dynamic_rope_is_served_within_its_original_context() -> None:
     assert _config(rope_scaling=rope | {"original_max_position_embeddings": 64}).max_context == 64
 
 
+def test_windows_of_mixed_layers_follow_a_pattern_or_layer_types() -> None:
+    gemma = {**BASE, "num_hidden_layers": 7, "max_position_embeddings": 8192, "sliding_window": 9}
+    found = parse_config(Fields({**gemma, "model_type": "gemma3_text"}, ""))
+    assert found.windows == (9, 9, 9, 9, 9, None, 9)
+    far, near = Rope(theta=1e6), Rope(theta=1e4)
+    assert found.ropes == (near, near, near, near, near, far, near)
+    assert _config(model_type="gemma2", sliding_window=9).windows == (9, None, 9, None)
+    types = ["full_attention", *["sliding_attention"] * 3]
+    assert _config(model_type="gpt_oss", layer_types=types).windows == (None,) * 4  # 128 of 128
+    given = _config(model_type="gpt_oss", layer_types=types, sliding_window=12)
+    assert given.windows == (None, 12, 12, 12)
+
+
+def test_families_without_a_key_have_the_defaults_of_transformers() -> None:
+    gemma2 = _config(model_type="gemma2", hidden_activation="gelu_pytorch_tanh")
+    assert (gemma2.attention_cap, gemma2.logit_cap, gemma2.head_dim) == (50.0, 30.0, 256)
+    assert (gemma2.tied, gemma2.embedding_scale, gemma2.score_scale) == (True, 8.0, 1 / 16)
+    none = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    assert _config(model_type="gemma2", **none).attention_cap == 0.0
+    mixtral = _config(model_type="mixtral")
+    assert mixtral.experts == Experts(8, 2, normalized=True)
+    assert mixtral.ropes[0].theta == 1e6
+    moe = _config(model_type="qwen3_moe", num_experts=6)
+    assert moe.experts == Experts(6, 8, normalized=False)
+    assert moe.intermediate_size == 768
+    oss = _config(model_type="gpt_oss")
+    assert oss.ropes[0] == Rope(
+        "yarn", 150_000.0, factor=32.0, original_context=4096, truncate=False
+    )
+    assert (oss.gate_slope, oss.gate_limit, oss.sinks) == (1.702, 7.0, True)
+
+
+def test_longrope_is_served_within_its_original_context() -> None:
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    phi: dict[str, Any] = {
+        "model_type": "phi3", "partial_rotary_factor": 0.75, "max_position_embeddings": 8192,
+        "rope_scaling": {"type": "longrope", **factors}, "sliding_window": 8192,
+    }  # fmt: skip
+    found = _config(**phi)
+    assert found.max_context == 4096
+    assert found.windows == (None,) * 4
+    assert found.ropes[0].rotated(16) == 12
+    assert _config(**phi, original_max_position_embeddings=64).max_context == 64
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -122,6 +174,32 @@ def test_dynamic_rope_is_served_within_its_original_context() -> None:
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "must name 4 layers"),
         ({"model_type": "qwen2", "layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4}, "sliding_window None"),
+        *(({key: 0.5}, f"{key} 0.5 is not supported") for key in OTHERS),
+        *(({key: True}, f"{key} True is not supported") for key in FLAGS),
+        ({"model_type": "qwen2", "attention_bias": True}, "attention_bias True is not supported"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_activation 'gelu' is not"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": -1}, "attn_logit_softcapping must be"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "attn_logit_softcapping 5"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {}, "other": {}}},
+            "unknown keys .'other'.",
+        ),
+        ({"model_type": "gemma3"}, "model_type must be one of .*gemma3_text.* not 'gemma3'"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.1}, "of head_dim 16: no pairs"),
+        ({"model_type": "phi3", "partial_rotary_factor": 1.5}, "of head_dim 16: no pairs"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            "long_factor must be a list of 8 numbers",
+        ),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2}}, "default, longr"),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts_per_tok is 2, and there"),
+        ({"model_type": "mixtral", "num_local_experts": 2000}, "at most 1024 are supported"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, "mlp_only_layers .1. is not support"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step 2 is not"),
+        ({"model_type": "olmo2", "clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),
+        ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "in MXFP4"),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "must name 4 layers"),
         ({"rope_scaling": [1]}, "must be an object"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "must be one of .*not 'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number"),

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.models.config import ModelConfig, load_config
+from symphony_kernel.executor.models.config import (
+    Experts,
+    ModelConfig,
+    TensorNames,
+    load_config,
+)
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.parallel.sharding import Shard, ShardWeights, whole_pages
@@ -133,6 +138,12 @@ def test_decoder_takes_all_tensors_of_a_shard(tmp_path: Path) -> None:
         ({}, 3, "4 heads do not divide among 3"),
         ({"heads": 6, "kv_heads": 2}, 3, "2 heads for K and V do not divide among 3"),
         ({"intermediate_size": 81}, 2, "81 middle neurons do not divide among 2"),
+        (
+            {"experts": Experts(4, 2, normalized=True), "norms_after": True},
+            2,
+            "norms of outputs, experts cannot be divided among 2 ranks",
+        ),
+        ({"names": TensorNames.FUSED}, 2, "fused tensors cannot be divided among 2 ranks"),
     ],
 )
 def test_model_that_cannot_be_divided_is_refused(

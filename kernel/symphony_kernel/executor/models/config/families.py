@@ -59,6 +59,7 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "sliding_window": (),
     "use_bidirectional_attention": (False,),
     "attention_bias": (False,),
+    "lm_head_bias": (False,),
     "mlp_bias": (False,),
 }
 
