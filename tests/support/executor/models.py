@@ -91,7 +91,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi4": (
         "phi3",
         {
-            "num_key_value_heads": 4, "original_max_position_embeddings": 128,
+            "hidden_size": 64, "num_key_value_heads": 4, "original_max_position_embeddings": 128,
             "rope_parameters": {
                 "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
                 "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 3.0], "long_factor": [4.0] * 6,
@@ -102,12 +102,12 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5}),
     "qwen3 moe": (
         "qwen3_moe",
-        {"num_experts": 9, "moe_intermediate_size": 28, "num_experts_per_tok": 3},
+        {"num_experts": 9, "moe_intermediate_size": 32, "num_experts_per_tok": 3},
     ),
     "qwen3 moe, weights that sum to one": (
         "qwen3_moe",
         {
-            "num_experts": 9, "moe_intermediate_size": 28, "num_experts_per_tok": 3,
+            "num_experts": 9, "moe_intermediate_size": 32, "num_experts_per_tok": 3,
             "norm_topk_prob": True, "attention_bias": True, "use_sliding_window": True,
             "sliding_window": 20,
         },
@@ -120,6 +120,12 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # Their usual special tokens are outside of the small vocabulary.
 NO_SPECIAL: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 FAMILIES = {name: (kind, NO_SPECIAL | given) for name, (kind, given) in _FAMILIES.items()}
+
+
+def smooth_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Let each token choose all experts, so that rounding changes weights, and not a choice."""
+    experts = settings.get("num_experts", settings.get("num_local_experts"))
+    return settings if experts is None else settings | {"num_experts_per_tok": experts}
 
 
 @dataclass
@@ -160,9 +166,10 @@ def make_checkpoint(
     }  # fmt: skip
     torch.manual_seed(seed)
     peer = model_type(config_type(**(sizes | settings))).eval()
+    middle = 0.0 if kind.startswith("gemma") else 1.0  # of norms: Gemma adds 1
     with torch.no_grad():
         for name, parameter in peer.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+            parameter.normal_(middle if "norm" in name else 0.0, 0.15)
     peer.save_pretrained(directory, **({"max_shard_size": "30KB"} if shards else {}))
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(directory / "tokenizer.json"))
     return Checkpoint(directory, peer)

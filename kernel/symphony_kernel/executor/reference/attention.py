@@ -6,6 +6,7 @@ are gathered slot by slot. The pool's zero slot pads a row to the group's width,
 row's block table does not name are never read.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +55,9 @@ def attend(
     if plain:
         parts = [_attend_group(queries, pool, group, exact, scores.scale) for group in groups]
     else:
-        parts = [_score_group(queries, pool, group, scores) for group in groups]
+        parts = [
+            part for group in groups for part in _score_group(queries, pool, group, exact, scores)
+        ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -93,27 +96,44 @@ def _attend_group(
     return out.reshape(rows * q, heads * head_dim)
 
 
-def _score_group(queries: Tensor, pool: Tensor, group: Group, scores: Scores) -> Tensor:
+def _score_group(
+    queries: Tensor, pool: Tensor, group: Group, exact: bool, scores: Scores
+) -> Iterator[Tensor]:
+    """Yield the results of a group's rows, in order: of each row alone, or of all together.
+
+    Together the library may add up in another order for another number of rows.
+    """
+    each = 1 if exact else group.rows
+    mine = queries[group.first : group.first + group.rows * group.q]
+    for row in range(0, group.rows, each):
+        slots = group.slots[row * group.entries : (row + each) * group.entries]
+        mask = None if group.mask is None else group.mask[row : row + each]
+        some = mine[row * group.q : (row + each) * group.q]
+        part = Group(0, each, group.q, group.entries, slots, mask, group.causal)
+        yield _score_rows(some, pool, part, scores)
+
+
+def _score_rows(mine: Tensor, pool: Tensor, group: Group, scores: Scores) -> Tensor:
     """Compute scores, weights and sums one after the other, in float32."""
     _, _, kv_heads, head_dim = pool.shape
-    heads, rows, q = queries.shape[1], group.rows, group.q
+    heads, rows, q = mine.shape[1], group.rows, group.q
     both = pool.index_select(0, group.slots).view(rows, group.entries, 2, kv_heads, head_dim)
     keys = both[:, :, 0].permute(0, 2, 3, 1).float()  # [rows, kv_heads, head_dim, entries]
     values = both[:, :, 1].transpose(1, 2).float()
-    mine = queries[group.first : group.first + rows * q]
-    mine = mine.view(rows, q, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4).float()
+    apart = mine.view(rows, q, kv_heads, heads // kv_heads, head_dim)
+    apart = apart.permute(0, 2, 3, 1, 4).float()
     mask = group.mask
     if group.causal:
         mask = torch.full((q, q), float("-inf"), device=pool.device).triu_(1)[None, None]
     part = max(1, _SCORES_MAX // (heads * group.entries))
     parts = []
     for begin in range(0, q, part):
-        found = _capped(mine[:, :, :, begin : begin + part], keys, scores)
+        found = _capped(apart[:, :, :, begin : begin + part], keys, scores)
         if mask is not None:
             found += mask[:, :, None, begin : begin + part]
         parts.append(_sums(found, values, scores))
     out = torch.cat(parts, dim=3).permute(0, 3, 1, 2, 4)
-    return out.reshape(rows * q, heads * head_dim).to(queries.dtype)
+    return out.reshape(rows * q, heads * head_dim).to(mine.dtype)
 
 
 def _capped(queries: Tensor, keys: Tensor, scores: Scores) -> Tensor:

@@ -127,8 +127,8 @@ def test_families_without_a_key_have_the_defaults_of_transformers() -> None:
     mixtral = _config(model_type="mixtral")
     assert mixtral.experts == Experts(8, 2, normalized=True)
     assert mixtral.ropes[0].theta == 1e6
-    moe = _config(model_type="qwen3_moe", num_experts=6)
-    assert moe.experts == Experts(6, 8, normalized=False)
+    moe = _config(model_type="qwen3_moe", num_experts=16)
+    assert moe.experts == Experts(16, 8, normalized=False)
     assert moe.intermediate_size == 768
     oss = _config(model_type="gpt_oss")
     assert oss.ropes[0] == Rope(

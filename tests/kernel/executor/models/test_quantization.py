@@ -19,6 +19,7 @@ from tests.support.executor.models import (
     make_row,
     random_tokens,
     relative_error,
+    smooth_settings,
 )
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -75,7 +76,7 @@ def test_quantized_model_has_the_logits_of_its_weights(
     tmp_path: Path, name: str, dtype: str
 ) -> None:
     kind, settings = MODELS[name]
-    checkpoint = make_checkpoint(tmp_path, kind, **settings)
+    checkpoint = make_checkpoint(tmp_path, kind, **smooth_settings(settings))
     rig = load(checkpoint, dtype, quantize="int8")
     tokens = random_tokens(40)
     [found] = rig.logits([make_row(tokens, rig.table(40))])
