@@ -39,6 +39,7 @@ from tests.support.executor.models import (
 
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 PARTIAL_ROPE = {
+    "hidden_size": 256,  # transformers checks the factors' number by it: four heads of 64
     "original_max_position_embeddings": 128,
     "rope_parameters": {
         "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
