@@ -125,7 +125,7 @@ class LayerWeights:
             sizes = [self._shapes[part][0] for part in parts]
             inputs = self._shapes[product][1]
             whole = self._weights.take(f"{self._prefix}{name}.weight", sum(sizes), inputs)
-            self._parts |= dict(zip(parts, whole.split(sizes), strict=True))
+            self._parts |= dict(zip(parts, torch.split(whole, sizes), strict=True))
         return self._parts.pop(product)
 
     def _stacked_part(self, product: Product, expert: int) -> Matrix:

@@ -69,8 +69,8 @@ class Linear:
         return out if self._bias is None else out.add_(self._bias)
 
     def _unary(self, x: Tensor, attribute: str, algorithm: str = "") -> Tensor:
-        given = x, self._weight, self._bias, attribute, [], algorithm
-        out: Tensor = mkldnn._linear_pointwise(*given)
+        weight, bias = self._weight, self._bias
+        out: Tensor = mkldnn._linear_pointwise(x, weight, bias, attribute, [], algorithm)
         return out
 
     def _binary(self, x: Tensor, other: Tensor, attribute: str) -> Tensor:
