@@ -58,8 +58,9 @@ class QuantizedMatrix:
         if self.minimums is not None:
             given.append((self.minimums, groups, torch.float16))
         for tensor, shape, dtype in given:
-            assert tensor.shape == shape and tensor.dtype == dtype, (tensor.shape, tensor.dtype)
-            assert tensor.is_contiguous() and tensor.device.type == "cpu"
+            assert (tensor.shape, tensor.dtype) == (shape, dtype), (tensor.shape, tensor.dtype)
+            assert tensor.is_contiguous()
+            assert tensor.device.type == "cpu", tensor.device
 
     @property
     def outputs(self) -> int:
@@ -117,7 +118,7 @@ def plain(weight: Tensor | QuantizedMatrix) -> Tensor:
 
 def quantize(weight: Tensor, bits: int, group: int = 32) -> QuantizedMatrix:
     """Return a matrix [outputs, inputs] in 4 or 8 bits, without minimums."""
-    outputs, inputs = weight.shape
+    inputs = weight.shape[1]
     groups = -(-inputs // group)
     rows = max(1, _GROUPS_AT_ONCE // groups)
     parts = [_quantize(part, bits, group) for part in weight.cpu().split(rows)]
