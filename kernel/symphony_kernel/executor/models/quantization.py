@@ -18,8 +18,7 @@ from torch.nn.functional import pad
 GROUPS = (32, 128)
 _LARGEST = 127.0  # of 8 bits
 _ZERO = 8  # of 4 bits without minimums
-# Groups that are quantized at a time: temporary memory stays small.
-_GROUPS_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 20  # weights that are quantized together: they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +118,9 @@ def plain(weight: Tensor | QuantizedMatrix) -> Tensor:
 def quantize(weight: Tensor, bits: int, group: int = 32) -> QuantizedMatrix:
     """Return a matrix [outputs, inputs] in 4 or 8 bits, without minimums."""
     inputs = weight.shape[1]
-    groups = -(-inputs // group)
-    rows = max(1, _GROUPS_AT_ONCE // groups)
-    parts = [_quantize(part, bits, group) for part in weight.cpu().split(rows)]
-    values, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+    parts = weight.cpu().split(max(1, _AT_ONCE // inputs))
+    pairs = [_quantize(part, bits, group) for part in parts]
+    values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
     return QuantizedMatrix(bits, group, inputs, values, scales)
 
 
