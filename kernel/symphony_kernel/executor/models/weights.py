@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.models.config import ModelConfig, TensorNames
-from symphony_kernel.executor.models.loader import Tensors
+from symphony_kernel.executor.models.loader import QuantizedTensors, Tensors
+from symphony_kernel.executor.models.quantization import QuantizedMatrix
 from symphony_kernel.executor.models.rope import head_order
 from symphony_kernel.executor.models.shapes import (
     FUSED,
@@ -64,8 +65,8 @@ class LayerWeights:
         query, key = head_norm_sizes(self._config)
         return Norms(
             input=given.get(Norm.INPUT),
-            query=self._ordered(self._norm("self_attn.q_norm", query)) if query else None,
-            key=self._ordered(self._norm("self_attn.k_norm", key)) if key else None,
+            query=self._head_norm(Product.QUERY, "self_attn.q_norm", query),
+            key=self._head_norm(Product.KEY, "self_attn.k_norm", key),
             attended=given.get(Norm.ATTENDED),
             middle=given.get(Norm.MIDDLE),
             transformed=given.get(Norm.TRANSFORMED),
@@ -76,12 +77,22 @@ class LayerWeights:
 
         `expert` is whose products of the MLP to take, if there are experts.
         """
-        taken = [self._take(product, expert) for product in products]
-        if len(taken) == 1:
-            return taken[0]
-        biases = [bias for _, bias in taken if bias is not None]
-        weight = torch.cat([weight for weight, _ in taken])
-        return Matrix(weight, torch.cat(biases) if biases else None)
+        weights = [self._weight(product, expert) for product in products]
+        biases = [b for b in (self.bias(each, expert) for each in products) if b is not None]
+        if len(products) == 1:
+            return Matrix(weights[0], biases[0] if biases else None)
+        return Matrix(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def bias(self, product: Product, expert: int = 0) -> Tensor | None:
+        """Take a product's bias; None: it has none."""
+        outputs, _, biased = self._shapes[product]
+        if not biased:
+            return None
+        if self._is_stacked(product):
+            name, rows = self._stacked_place(product)
+            return self._stacked(f"{name}_bias")[expert][rows].contiguous()
+        name = self._name(product, expert)
+        return self._ordered(product, self._weights.take(f"{name}.bias", outputs))
 
     def router(self) -> Matrix:
         """Take the product that scores the experts, [experts, hidden]."""
@@ -97,26 +108,33 @@ class LayerWeights:
             return None
         return self._weights.take(self._prefix + SINKS, self._config.heads)
 
-    def _take(self, product: Product, expert: int) -> Matrix:
-        names, is_expert = self._config.names, False
-        if self._config.experts is not None:
-            is_expert = product in MLP_PRODUCTS
-        if names is TensorNames.FUSED and product not in (Product.OUTPUT, Product.DOWN):
-            found = Matrix(self._fused_part(product), None)
-        elif names is TensorNames.STACKED and is_expert:
-            found = self._stacked_part(product, expert)
+    def _weight(self, product: Product, expert: int) -> Tensor:
+        """Take a product's matrix, [outputs, inputs]."""
+        outputs, inputs, _ = self._shapes[product]
+        if self._is_fused(product):
+            found = self._fused_part(product)
+        elif self._is_stacked(product):
+            name, rows = self._stacked_place(product)
+            found = self._stacked(name)[expert].t()[rows].contiguous()
         else:
-            name = expert_name(self._config, expert, product) if is_expert else str(product)
-            found = self._separate(name, *self._shapes[product])
-        if product not in (Product.QUERY, Product.KEY):
-            return found
-        bias = None if found.bias is None else self._ordered(found.bias)
-        return Matrix(self._ordered(found.weight), bias)
+            found = self._weights.take(f"{self._name(product, expert)}.weight", outputs, inputs)
+        return self._ordered(product, found)
 
-    def _separate(self, name: str, outputs: int, inputs: int, biased: bool) -> Matrix:
-        take, name = self._weights.take, self._prefix + name
-        weight = take(f"{name}.weight", outputs, inputs)
-        return Matrix(weight, take(f"{name}.bias", outputs) if biased else None)
+    def _is_expert(self, product: Product) -> bool:
+        return self._config.experts is not None and product in MLP_PRODUCTS
+
+    def _is_stacked(self, product: Product) -> bool:
+        return self._config.names is TensorNames.STACKED and self._is_expert(product)
+
+    def _is_fused(self, product: Product) -> bool:
+        fused = self._config.names is TensorNames.FUSED
+        return fused and any(product in parts for parts in FUSED.values())
+
+    def _name(self, product: Product, expert: int) -> str:
+        """Return the name of a product that has tensors of its own."""
+        if self._is_expert(product):
+            return self._prefix + expert_name(self._config, expert, product)
+        return f"{self._prefix}{product}"
 
     def _fused_part(self, product: Product) -> Tensor:
         """Return a product's rows of a matrix that holds several."""
@@ -128,29 +146,54 @@ class LayerWeights:
             self._parts |= dict(zip(parts, torch.split(whole, sizes), strict=True))
         return self._parts.pop(product)
 
-    def _stacked_part(self, product: Product, expert: int) -> Matrix:
-        """Return an expert's product of the tensors that hold all experts."""
+    def _stacked(self, name: str) -> Tensor:
+        """Return a tensor that holds all experts."""
         if not self._parts:
-            take = self._weights.take
             shapes = stacked_shapes(self._config)
+            take = self._weights.take
             self._parts = {n: take(self._prefix + n, *shape) for n, shape in shapes.items()}
+        return self._parts[name]
+
+    @staticmethod
+    def _stacked_place(product: Product) -> tuple[str, slice]:
+        """Return the tensor that holds a product of all experts, and which of its outputs."""
         if product is Product.DOWN:
-            name, rows = "mlp.experts.down_proj", slice(None)
-        else:
-            name, rows = "mlp.experts.gate_up_proj", slice(int(product is Product.UP), None, 2)
-        weight = self._parts[name][expert].t()[rows].contiguous()
-        return Matrix(weight, self._parts[f"{name}_bias"][expert][rows].contiguous())
+            return "mlp.experts.down_proj", slice(None)
+        return "mlp.experts.gate_up_proj", slice(int(product is Product.UP), None, 2)
 
     def _norm(self, name: str, size: int) -> Tensor:
         weight = self._weights.take(f"{self._prefix}{name}.weight", size)
         return offset_norm(self._config, weight)
 
-    def _ordered(self, rows: Tensor) -> Tensor:
-        """Return rows of heads in the order in which the network rotates their dimensions."""
-        if self._order is None:
+    def _head_norm(self, product: Product, name: str, size: int) -> Tensor | None:
+        return self._ordered(product, self._norm(name, size)) if size else None
+
+    def _ordered(self, product: Product, rows: Tensor) -> Tensor:
+        """Return a product's rows; those of heads in the order in which networks rotate them."""
+        if self._order is None or product not in (Product.QUERY, Product.KEY):
             return rows
         heads = rows.view(-1, self._config.head_dim, *rows.shape[1:])
         return heads[:, self._order].reshape(rows.shape)
+
+
+class QuantizedLayerWeights(LayerWeights):
+    """The tensors of a layer whose matrices may be quantized."""
+
+    def __init__(self, config: ModelConfig, weights: QuantizedTensors, index: int) -> None:
+        super().__init__(config, weights, index)
+        self._quantized = weights
+
+    def weight(self, product: Product, expert: int = 0) -> Tensor | QuantizedMatrix:
+        """Take a product's matrix alone, as the checkpoint has it.
+
+        A part of another tensor is dequantized, as are heads that are not rotated whole.
+        """
+        alone = not self._is_fused(product) and not self._is_stacked(product)
+        if not alone or self._order is not None:
+            return self._weight(product, expert)
+        outputs, inputs, _ = self._shapes[product]
+        name = f"{self._name(product, expert)}.weight"
+        return self._quantized.take_matrix(name, outputs, inputs)
 
 
 def offset_norm(config: ModelConfig, weight: Tensor) -> Tensor:
@@ -167,7 +210,20 @@ def take_head(config: ModelConfig, weights: Tensors, embedding: Tensor) -> tuple
 
     A tied head is the embedding itself.
     """
-    norm = offset_norm(config, weights.take("model.norm.weight", config.hidden_size))
+    norm = take_last_norm(config, weights)
     if config.tied:
         return norm, embedding
     return norm, weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
+
+
+def take_last_norm(config: ModelConfig, weights: Tensors) -> Tensor:
+    return offset_norm(config, weights.take("model.norm.weight", config.hidden_size))
+
+
+def take_head_matrix(
+    config: ModelConfig, weights: QuantizedTensors, embedding: Tensor
+) -> Tensor | QuantizedMatrix:
+    """Take the head, [vocab_size, hidden], as the checkpoint has it."""
+    if config.tied:
+        return weights.tied_head(embedding)
+    return weights.take_matrix("lm_head.weight", config.vocab_size, config.hidden_size)

@@ -54,32 +54,22 @@ class Weights {
   public:
     explicit Weights(const DecoderShape &shape)
         : shape_(shape), layers_(static_cast<size_t>(shape.layers)) {
-        size_t units = 0, router_units = 0;
+        size_t bytes = 0;
         for (Layer &layer : layers_) {
-            place(layer.qkv, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden, units);
-            place(layer.output, shape.hidden, shape.heads * shape.head_dim, units);
+            bytes += place(layer.qkv, (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
+                           shape.hidden);
+            bytes += place(layer.output, shape.hidden, shape.heads * shape.head_dim);
             layer.mlps.resize(static_cast<size_t>(std::max(shape.experts, 1)));
             for (Mlp &mlp : layer.mlps) {
-                place(mlp.gate_up, 2 * gate_width(), shape.hidden, units);
-                place(mlp.down, shape.hidden, shape.middle, units);
+                bytes += place(mlp.gate_up, 2 * gate_width(), shape.hidden);
+                bytes += place(mlp.down, shape.hidden, shape.middle);
             }
-            place(layer.router, shape.experts, shape.hidden, router_units);
-        }
-        place(head_, shape.vocab, shape.hidden, units);
-        memory_ = std::make_unique<Mapped>(units * unit_bytes() + router_units * sizeof(uint32_t));
-        char *base = memory_->data();
-        for (Layer &layer : layers_) {
-            // Experts are chosen by small differences: the router is never quantized.
-            layer.router.panels = reinterpret_cast<uint32_t *>(base);
-            base += layer.router.panel_units() * static_cast<size_t>(layer.router.count) *
-                    sizeof(uint32_t);
-        }
-        for (Layer &layer : layers_) {
-            base = settle(layer.output, settle(layer.qkv, base));
-            for (Mlp &mlp : layer.mlps) base = settle(mlp.down, settle(mlp.gate_up, base));
+            bytes += place(layer.router, shape.experts, shape.hidden);
             add_vectors(layer);
         }
-        settle(head_, base);
+        bytes += place(head_, shape.vocab, shape.hidden);
+        memory_ = std::make_unique<Mapped>(bytes);
+        free_ = memory_->data();
         last_norm_ = zeros(shape.hidden);
     }
 
@@ -89,40 +79,29 @@ class Weights {
 
     void set_matrix(Team &team, Part part, int32_t layer, const void *values) {
         Matrix &matrix = of(part, layer);
-        const int32_t outputs = outputs_of(part), depth = depth_of(part);
-        const size_t row_bytes = static_cast<size_t>(depth) * sizeof(typename T::Element);
-        constexpr int32_t TASK = 8 * LANES;
-        const Awake awake(team);
-        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
-            const int32_t first = task * TASK;
-            pack(matrix, static_cast<const char *>(values) + row_bytes * first,
-                 std::min(TASK, outputs - first), depth, sizeof(typename T::Element),
+        if (!matrix.panels) {
+            matrix.panels = reinterpret_cast<uint32_t *>(take(matrix, plain_bytes(matrix)));
+        }
+        const size_t row_bytes = static_cast<size_t>(matrix.depth) * sizeof(typename T::Element);
+        for_rows(team, part, [&](int32_t first, int32_t rows) {
+            pack(matrix, static_cast<const char *>(values) + row_bytes * first, rows, matrix.depth,
+                 sizeof(typename T::Element),
                  [&](int32_t row) { return place_of(part, first + row); });
         });
     }
 
-    void set_quantized(Team &team, Part part, int32_t layer, const int8_t *values,
-                       const float *scales) {
+    void set_quantized(Team &team, Part part, int32_t layer, const QuantizedRows &values) {
         Matrix &matrix = of(part, layer);
-        const int32_t outputs = outputs_of(part), depth = depth_of(part);
-        constexpr int32_t TASK = 8 * LANES;
-        const Awake awake(team);
-        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
-            const int32_t first = task * TASK;
-            pack_bytes<T>(matrix, values + static_cast<size_t>(depth) * first, scales + first,
-                          std::min(TASK, outputs - first), depth,
-                          [&](int32_t row) { return place_of(part, first + row); });
-        });
-    }
-
-    // Units of the largest panel.
-    size_t panel_units_max() const {
-        size_t most = head_.panel_units();
-        for (const Layer &layer : layers_) {
-            const Matrix &down = layer.mlps[0].down;
-            most = std::max({most, layer.output.panel_units(), down.panel_units()});
+        if (!matrix.quantized_panels) {
+            matrix.format = values.format;
+            matrix.quantized_panels = take(matrix, values.format.panel_bytes(matrix.depth));
         }
-        return most;
+        for_rows(team, part, [&](int32_t first, int32_t rows) {
+            for (int32_t row = first; row < first + rows; ++row) {
+                pack_quantized(values, row, matrix.depth, matrix.quantized_panels,
+                               place_of(part, row));
+            }
+        });
     }
 
     void set_bias(Part part, int32_t layer, const float *values) {
@@ -138,8 +117,6 @@ class Weights {
   private:
     // A panel of the fused matrix holds 16 outputs of gate and the same 16 of up.
     int32_t gate_width() const { return static_cast<int32_t>(rounded_up(shape_.middle, LANES)); }
-
-    size_t unit_bytes() const { return shape_.quantized ? T::PER_UNIT : sizeof(uint32_t); }
 
     // The biases and norms of a layer.
     void add_vectors(Layer &layer) {
@@ -185,22 +162,39 @@ class Weights {
         return part == Part::SINKS ? shape_.heads : shape_.hidden;
     }
 
-    // Assigns memory to a matrix and returns the end of it.
-    char *settle(Matrix &matrix, char *base) {
-        if (shape_.quantized) {
-            matrix.bytes = reinterpret_cast<int8_t *>(base);
-            matrix.scales = zeros(matrix.count * PANEL);
-        } else {
-            matrix.panels = reinterpret_cast<uint32_t *>(base);
-        }
-        return base + matrix.panel_units() * static_cast<size_t>(matrix.count) * unit_bytes();
+    // The bytes of a panel in the model's type.
+    static size_t plain_bytes(const Matrix &matrix) {
+        return matrix.panel_units() * sizeof(uint32_t);
     }
 
-    void place(Matrix &matrix, int32_t outputs, int32_t depth, size_t &units) {
+    // Sets a matrix's shape; returns the most bytes that it can take.
+    static size_t place(Matrix &matrix, int32_t outputs, int32_t depth) {
         matrix = Matrix{};
         matrix.count = static_cast<int32_t>(rounded_up(outputs, PANEL) / PANEL);
         matrix.units = (depth + T::PER_UNIT - 1) / T::PER_UNIT;
-        units += matrix.panel_units() * matrix.count;
+        matrix.depth = depth;
+        const auto quantized = static_cast<size_t>(
+            std::max(QuantizedFormat{8, BLOCK, 0}.panel_bytes(depth),
+                     QuantizedFormat{4, BLOCK, 1}.panel_bytes(depth)));
+        return std::max(quantized, plain_bytes(matrix)) * static_cast<size_t>(matrix.count);
+    }
+
+    // Takes memory for a matrix once its format is known.
+    char *take(const Matrix &matrix, size_t panel_bytes) {
+        char *taken = free_;
+        free_ += panel_bytes * static_cast<size_t>(matrix.count);
+        return taken;
+    }
+
+    // Calls work(first, rows) for all outputs of a part, on the team's threads.
+    template <class Work>
+    void for_rows(Team &team, Part part, const Work &work) {
+        constexpr int32_t TASK = 8 * LANES;
+        const int32_t outputs = outputs_of(part);
+        const Awake awake(team);
+        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
+            work(task * TASK, std::min(TASK, outputs - task * TASK));
+        });
     }
 
     const float *zeros(int32_t count) {
@@ -229,11 +223,6 @@ class Weights {
         return part == Part::GATE || part == Part::UP ? shape_.middle : shape_.hidden;
     }
 
-    int32_t depth_of(Part part) const {
-        if (part == Part::OUTPUT) return shape_.heads * shape_.head_dim;
-        return part == Part::DOWN ? shape_.middle : shape_.hidden;
-    }
-
     int32_t place_of(Part part, int32_t output) const {
         const int32_t width = shape_.head_dim;
         if (part == Part::KEY) return shape_.heads * width + output;
@@ -248,7 +237,8 @@ class Weights {
     Matrix head_{};
     const float *last_norm_ = nullptr;
     std::vector<std::vector<float>> vectors_;  // their data does not move
-    std::unique_ptr<Mapped> memory_;
+    std::unique_ptr<Mapped> memory_;  // address space for any format; pages come with the weights
+    char *free_ = nullptr;            // the rest of it
 };
 
 // Adds up the time between marks.
@@ -296,16 +286,14 @@ class TypedDecoder : public Decoder {
           scores_(rounded_up(shape.experts, PANEL)),
           gathered_(shape.hidden),
           results_(rounded_up(shape.hidden, PANEL)),
-          scratch_(shape.quantized ? static_cast<int64_t>(weights_.panel_units_max()) : 1) {
-        scratch_.reserve(shape.threads);
+          tiles_(tile_bytes(std::max({shape.hidden, shape.middle, shape.heads * shape.head_dim}))) {
     }
 
     void set_matrix(Part part, int32_t layer, const void *values) override {
         weights_.set_matrix(team_, part, layer, values);
     }
-    void set_quantized(Part part, int32_t layer, const int8_t *values,
-                       const float *scales) override {
-        weights_.set_quantized(team_, part, layer, values, scales);
+    void set_quantized(Part part, int32_t layer, const QuantizedRows &values) override {
+        weights_.set_quantized(team_, part, layer, values);
     }
     void set_bias(Part part, int32_t layer, const float *values) override {
         weights_.set_bias(part, layer, values);
@@ -391,12 +379,13 @@ class TypedDecoder : public Decoder {
         qkv_.reserve(tokens);
         mixed_.reserve(tokens);
         const int32_t most = std::max(tokens, wanted);
-        middle_.reserve(most * std::max(shape_.chosen, 1));
+        const int32_t places = shape_.experts ? routing_.places_max(most) : most;
+        middle_.reserve(places);
         if (shape_.norms_after) branch_.reserve(most);
         if (shape_.experts) {
             scores_.reserve(most);
-            gathered_.reserve(most * shape_.chosen);
-            results_.reserve(most * shape_.chosen);
+            gathered_.reserve(places);
+            results_.reserve(places);
         }
         chosen_.reserve(wanted);
         chosen_mixed_.reserve(wanted);
@@ -405,10 +394,6 @@ class TypedDecoder : public Decoder {
 
     static Inputs inputs(const Rows<Factor> &from, int32_t first, int32_t rows) {
         return Inputs{from.row(first), from.stride() * T::WORDS / T::PER_UNIT, rows};
-    }
-
-    auto scratch() const {
-        return [this](int32_t thread) { return scratch_.row(thread); };
     }
 
     void embed(const uint32_t *tokens, int32_t count) {
@@ -519,7 +504,7 @@ class TypedDecoder : public Decoder {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), scratch(),
+        multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), tiles_,
                     into(qkv_));
         watch.mark(Phase::QKV);
         const bool whole = shape_.head_norm == HeadNorm::WHOLE;
@@ -559,9 +544,9 @@ class TypedDecoder : public Decoder {
             multiply_routed<T>(
                 team_, routing_, shape_.experts,
                 [&](int32_t expert) -> const Matrix & { return mlp(layer, expert).gate_up; },
-                inputs(gathered_, 0, rows * shape_.chosen), scratch(), into_middle());
+                inputs(gathered_, 0, routing_.places()), tiles_, into_middle());
         } else {
-            multiply<T>(team_, layer.mlps[0].gate_up, inputs(normed_, 0, rows), scratch(),
+            multiply<T>(team_, layer.mlps[0].gate_up, inputs(normed_, 0, rows), tiles_,
                         into_middle());
         }
         watch.mark(Phase::GATE_UP);
@@ -569,7 +554,7 @@ class TypedDecoder : public Decoder {
             multiply_routed<T>(
                 team_, routing_, shape_.experts,
                 [&](int32_t expert) -> const Matrix & { return mlp(layer, expert).down; },
-                inputs(middle_, 0, rows * shape_.chosen), scratch(), into(results_));
+                inputs(middle_, 0, routing_.places()), tiles_, into(results_));
             add_results(layer.transformed_norm, rows, stream);
         } else {
             add_product(layer.mlps[0].down, middle_, layer.transformed_norm, rows, stream);
@@ -606,11 +591,11 @@ class TypedDecoder : public Decoder {
     void add_product(const Matrix &matrix, const Rows<Factor> &from, const float *weight,
                      int32_t rows, const Rows<float> &stream) {
         if (weight) {
-            multiply<T>(team_, matrix, inputs(from, 0, rows), scratch(), into(branch_));
+            multiply<T>(team_, matrix, inputs(from, 0, rows), tiles_, into(branch_));
             add_branch(weight, rows, stream);
             return;
         }
-        multiply<T>(team_, matrix, inputs(from, 0, rows), scratch(),
+        multiply<T>(team_, matrix, inputs(from, 0, rows), tiles_,
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         float *to = stream.row(row) + panel * PANEL;
                         store(to, _mm512_add_ps(load(to), left));
@@ -620,12 +605,13 @@ class TypedDecoder : public Decoder {
 
     // Chooses the experts of the rows in `normed_`, and gathers the rows of each.
     void route(const Layer &layer, int32_t rows) {
-        multiply<T>(team_, layer.router, inputs(normed_, 0, rows), scratch(), into(scores_));
+        multiply<T>(team_, layer.router, inputs(normed_, 0, rows), tiles_, into(scores_));
         routing_.choose(team_, scores_.row(0), scores_.stride(), rows);
         const size_t bytes = static_cast<size_t>(shape_.hidden) * sizeof(Factor);
-        for_rows(rows * shape_.chosen, shape_.hidden, [&](int32_t place, int32_t end) {
+        for_rows(routing_.places(), shape_.hidden, [&](int32_t place, int32_t end) {
             for (; place < end; ++place) {
-                std::memcpy(gathered_.row(place), normed_.row(routing_.source(place)), bytes);
+                const int32_t source = routing_.source(place);
+                if (source >= 0) std::memcpy(gathered_.row(place), normed_.row(source), bytes);
             }
         });
     }
@@ -661,7 +647,7 @@ class TypedDecoder : public Decoder {
 
     void project(int32_t first, int32_t count, float *logits) {
         const int32_t vocab = shape_.vocab;
-        multiply<T>(team_, weights_.head(), inputs(last_, first, count), scratch(),
+        multiply<T>(team_, weights_.head(), inputs(last_, first, count), tiles_,
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         const int32_t at = panel * PANEL;
                         if (shape_.logit_cap > 0.0f) {
@@ -698,7 +684,7 @@ class TypedDecoder : public Decoder {
     Rows<float> scores_;
     Rows<Factor> gathered_;
     Rows<float> results_;
-    Rows<uint32_t> scratch_;  // of each thread: a panel
+    Rows<char> tiles_;  // a product's inputs, quantized
 };
 
 }  // namespace

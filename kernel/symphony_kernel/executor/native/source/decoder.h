@@ -29,7 +29,6 @@ struct DecoderShape : AttentionShape {
     const int32_t *rotation_of;  // [layers] which of the rotations a layer has; kept
     int32_t hidden, middle, vocab;
     int32_t qkv_bias, output_bias, mlp_bias;  // whether the model has them
-    int32_t quantized;                 // whether matrices are int8 with a factor for each output
     int32_t norms_before, norms_after;  // of what attention and the MLP read, and of what they add
     HeadNorm head_norm;
     Activation activation;
@@ -41,7 +40,7 @@ struct DecoderShape : AttentionShape {
     float embedding_scale;
     float logit_cap;             // logits become cap tanh(logit / cap); 0: they stay
 };
-static_assert(sizeof(DecoderShape) == sizeof(AttentionShape) + 8 + 22 * 4, "as in Python");
+static_assert(sizeof(DecoderShape) == sizeof(AttentionShape) + 8 + 20 * 4, "as in Python");
 
 // The tensors of a checkpoint. Those from HEAD on belong to no layer. An expert's GATE, UP and DOWN
 // have the layer `layer * experts + expert`.
@@ -77,10 +76,10 @@ class Decoder {
     static std::unique_ptr<Decoder> make(const DecoderShape &shape, void *pool);
     virtual ~Decoder() = default;
 
-    // Packs a matrix [outputs][inputs] in the model's type, or copies a vector in float32.
+    // Packs a matrix [outputs][inputs] in the model's type, or quantized, or copies a vector in
+    // float32. Parts of one matrix (query, key and value; gate and up) have one format.
     virtual void set_matrix(Part part, int32_t layer, const void *values) = 0;
-    virtual void set_quantized(Part part, int32_t layer, const int8_t *values,
-                               const float *scales) = 0;
+    virtual void set_quantized(Part part, int32_t layer, const QuantizedRows &values) = 0;
     virtual void set_bias(Part part, int32_t layer, const float *values) = 0;
     virtual void set_norm(Part part, int32_t layer, const float *values) = 0;
     // Kept: [vocab][hidden] in the model's type.

@@ -19,15 +19,18 @@ class Routing {
     Routing(int32_t experts, int32_t chosen, bool normalized)
         : experts_(experts), chosen_(chosen), normalized_(normalized) {}
 
-    int32_t chosen() const { return chosen_; }
+    // The most places that so many rows need.
+    int32_t places_max(int32_t rows) const {
+        const int32_t pairs = rows * chosen_;
+        return pairs + std::min(pairs, experts_) * (TILE_ROWS - 1);
+    }
 
     // Chooses the experts of `rows` rows of scores, [rows][stride].
     void choose(Team &team, const float *scores, int64_t stride, int32_t rows) {
-        const size_t places = static_cast<size_t>(rows) * static_cast<size_t>(chosen_);
-        numbers_.resize(places);
-        weights_.resize(places);
-        places_.resize(places);
-        sources_.resize(places);
+        const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(chosen_);
+        numbers_.resize(pairs);
+        weights_.resize(pairs);
+        places_.resize(pairs);
         constexpr int32_t TASK = 16;
         team.run((rows + TASK - 1) / TASK, [&](int32_t task, int32_t) {
             const int32_t end = std::min(rows, (task + 1) * TASK);
@@ -36,8 +39,12 @@ class Routing {
         group(rows);
     }
 
-    // The places of an expert's rows are [begin(expert), begin(expert + 1)).
+    // The places of an expert's rows are [begin(expert), end(expert)). They begin at a tile of rows
+    // (see product_quantized.h); places between experts are empty.
     int32_t begin(int32_t expert) const { return begins_[static_cast<size_t>(expert)]; }
+    int32_t end(int32_t expert) const { return ends_[static_cast<size_t>(expert)]; }
+    int32_t places() const { return static_cast<int32_t>(sources_.size()); }
+    // The row at a place; -1: it is empty.
     int32_t source(int32_t place) const { return sources_[static_cast<size_t>(place)]; }
     // The place and the weight of a row's expert of some rank, 0 for the best.
     int32_t place(int32_t row, int32_t rank) const { return places_[at(row, rank)]; }
@@ -76,14 +83,20 @@ class Routing {
 
     // Sorts the chosen rows by expert, and by row within an expert.
     void group(int32_t rows) {
-        begins_.assign(static_cast<size_t>(experts_) + 1, 0);
-        for (const int32_t number : numbers_) ++begins_[static_cast<size_t>(number) + 1];
-        for (size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
-        next_ = begins_;
+        begins_.assign(static_cast<size_t>(experts_), 0);
+        for (const int32_t number : numbers_) ++begins_[static_cast<size_t>(number)];
+        int32_t places = 0;
+        for (int32_t &begin : begins_) {
+            const int32_t count = begin;
+            begin = places;
+            places += static_cast<int32_t>(rounded_up(count, TILE_ROWS));
+        }
+        ends_ = begins_;
+        sources_.assign(static_cast<size_t>(places), -1);
         for (int32_t row = 0; row < rows; ++row) {
             for (int32_t rank = 0; rank < chosen_; ++rank) {
                 const size_t index = at(row, rank);
-                const int32_t place = next_[static_cast<size_t>(numbers_[index])]++;
+                const int32_t place = ends_[static_cast<size_t>(numbers_[index])]++;
                 places_[index] = place;
                 sources_[static_cast<size_t>(place)] = row;
             }
@@ -95,15 +108,15 @@ class Routing {
     // By row and rank.
     std::vector<int32_t> numbers_, places_;
     std::vector<float> weights_;
-    std::vector<int32_t> sources_;         // by place
-    std::vector<int32_t> begins_, next_;   // by expert
+    std::vector<int32_t> sources_;        // by place
+    std::vector<int32_t> begins_, ends_;  // by expert
 };
 
 // Multiplies the rows of each expert by its own matrix, all on the team's threads at once; see
-// `multiply`. `matrix(expert)` is the expert's.
-template <class T, class MatrixOf, class Scratch, class Out>
+// `multiply`. `matrix(expert)` is the expert's, `inputs` has a row for each place.
+template <class T, class MatrixOf, class Out>
 void multiply_routed(Team &team, const Routing &routing, int32_t experts, const MatrixOf &matrix,
-                     const Inputs &inputs, const Scratch &scratch, const Out &out) {
+                     const Inputs &inputs, Rows<char> &tiles, const Out &out) {
     struct Job {
         const Matrix *matrix;
         int32_t row, end;
@@ -113,26 +126,39 @@ void multiply_routed(Team &team, const Routing &routing, int32_t experts, const 
     std::vector<Job> jobs;
     int32_t tasks = 0;
     for (int32_t expert = 0; expert < experts; ++expert) {
-        const int32_t row = routing.begin(expert), end = routing.begin(expert + 1);
+        const int32_t row = routing.begin(expert), end = routing.end(expert);
         if (row == end) continue;
         const Matrix &mine = matrix(expert);
-        const Cut cut = cut_product(mine, end - row, team.threads());
+        const Cut cut = cut_matrix(mine, end - row, team.threads());
         tasks += cut.panel_tasks * cut.row_tasks;
         jobs.push_back({&mine, row, end, cut, tasks});
     }
-    team.run(tasks, [&](int32_t task, int32_t thread) {
+    tiles.reserve(inputs.rows / TILE_ROWS);
+    team.run(inputs.rows / TILE_ROWS, [&](int32_t tile, int32_t) {
+        const int32_t row = tile * TILE_ROWS;
+        const auto job = std::upper_bound(jobs.begin(), jobs.end(), row,
+                                          [](int32_t at, const Job &each) { return at < each.end; });
+        if (!job->matrix->quantized()) return;
+        quantize_tile<T>(*job->matrix, inputs, row, std::min(row + TILE_ROWS, job->end), tiles);
+    });
+    team.run(tasks, [&](int32_t task, int32_t) {
         const auto job = std::upper_bound(
             jobs.begin(), jobs.end(), task,
             [](int32_t number, const Job &each) { return number < each.tasks_end; });
         const Cut &cut = job->cut;
-        const int32_t mine = task - (job->tasks_end - cut.panel_tasks * cut.row_tasks);
-        const int32_t row = job->row + mine % cut.row_tasks * cut.rows;
+        const Matrix &mine = *job->matrix;
+        const int32_t part = task - (job->tasks_end - cut.panel_tasks * cut.row_tasks);
+        const int32_t row = job->row + part % cut.row_tasks * cut.rows;
         const int32_t row_end = std::min(row + cut.rows, job->end);
-        const int32_t begin = mine / cut.row_tasks * cut.panels;
-        const int32_t end = std::min(begin + cut.panels, job->matrix->count);
+        const int32_t begin = part / cut.row_tasks * cut.panels;
+        const int32_t end = std::min(begin + cut.panels, mine.count);
         for (int32_t index = begin; index < end; ++index) {
-            const int32_t next = std::min(index + 1, job->matrix->count - 1);
-            multiply_panel<T>(*job->matrix, index, next, inputs, row, row_end, scratch(thread), out);
+            const int32_t next = std::min(index + 1, mine.count - 1);
+            if (mine.quantized()) {
+                multiply_quantized_panel(mine, index, next, tiles, row, row_end, out);
+            } else {
+                multiply_panel<T>(mine, index, next, inputs, row, row_end, out);
+            }
         }
     });
 }
