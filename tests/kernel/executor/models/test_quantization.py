@@ -138,7 +138,7 @@ def test_quantized_row_in_any_batch_has_the_same_bits(tmp_path: Path, how: str, 
     rig.close()
 
 
-# Bits, group and minimums of a checkpoint's matrices, and what becomes of those that share a matrix.
+# Bits, group and minimums of a checkpoint's matrices, and what becomes of those that are joined.
 PACKED = {
     "q_proj": (4, 32, False), "k_proj": (8, 32, False), "v_proj": (8, 128, False),
     "o_proj": (4, 128, True), "gate_proj": (4, 32, True), "up_proj": (4, 32, True),
