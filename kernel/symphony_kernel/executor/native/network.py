@@ -51,8 +51,11 @@ _HeadNorm = IntEnum("_HeadNorm", "NONE EACH WHOLE", start=0)
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.CLAMPED: 2}
 _Fault = IntEnum("_Fault", "NONE MEMORY TOKEN PAGE POSITION UNANSWERED", start=0)
 # Products that are one matrix to the decoder, of attention and of the MLP.
-_QKV, _OUTPUT = (Product.QUERY, Product.KEY, Product.VALUE), (Product.OUTPUT,)
-_GATE_UP, _DOWN = (Product.GATE, Product.UP), (Product.DOWN,)
+_OF_ATTENTION: tuple[tuple[Product, ...], ...] = (
+    (Product.QUERY, Product.KEY, Product.VALUE),
+    (Product.OUTPUT,),
+)
+_OF_MLP: tuple[tuple[Product, ...], ...] = ((Product.GATE, Product.UP), (Product.DOWN,))
 PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head", "answers")
 
 
@@ -368,12 +371,12 @@ class _Filler:
     def _layer(self, layer: int) -> None:
         config = self._config
         given = QuantizedLayerWeights(config, self._weights, layer)
-        for products in (_QKV, _OUTPUT):
+        for products in _OF_ATTENTION:
             self._products(given, products, layer)
         experts = config.experts
         count = 1 if experts is None else experts.count
         for expert in range(count):
-            for products in (_GATE_UP, _DOWN):
+            for products in _OF_MLP:
                 self._products(given, products, layer * count + expert, expert)
         if experts is not None:
             weight, bias = given.router()
