@@ -133,7 +133,9 @@ class Decoder:
             for each in adapted:
                 each.add(gate, normed, index, Product.GATE)
                 each.add(up, normed, index, Product.UP)
-                middle[each.tokens] = silu(gate[each.tokens]).mul_(up[each.tokens])
+                # Not silu of the type itself: its bits depend on how many rows there are.
+                wide = silu(gate[each.tokens].double()).mul_(up[each.tokens])
+                middle[each.tokens] = wide.to(middle.dtype)
         return middle
 
     def _plus(self, product: Linear, x: Tensor, residual: Tensor) -> Tensor:
