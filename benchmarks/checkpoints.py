@@ -203,7 +203,7 @@ def make_adapter(
     tensors: dict[str, torch.Tensor] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in sorted(file.keys()):  # noqa: SIM118 - it is no dict
+            for name in sorted(file.keys()):
                 module = name.removesuffix(".weight")
                 if module.rpartition(".")[2] not in targets or not name.endswith(".weight"):
                     continue

@@ -116,7 +116,9 @@ def _flag(values: dict[str, Any], name: str) -> bool:
 
 def _rank(value: Any, what: str) -> int:
     if type(value) is not int or not 1 <= value <= ADAPTER_RANK_MAX:
-        raise AdapterError(f"{what} must be a rank from 1 to {ADAPTER_RANK_MAX}, not {shown(value)}")
+        raise AdapterError(
+            f"{what} must be a rank from 1 to {ADAPTER_RANK_MAX}, not {shown(value)}"
+        )
     return value
 
 

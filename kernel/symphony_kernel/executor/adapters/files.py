@@ -1,7 +1,7 @@
 """An adapter's tensors: checked against the model before any of them is read.
 
-    adapter_model.safetensors   base_model.model.<module>.lora_A.weight  [rank, inputs]
-                                base_model.model.<module>.lora_B.weight  [outputs, rank]
+adapter_model.safetensors   base_model.model.<module>.lora_A.weight  [rank, inputs]
+                            base_model.model.<module>.lora_B.weight  [outputs, rank]
 """
 
 import os

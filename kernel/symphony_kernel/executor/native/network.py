@@ -150,7 +150,9 @@ class NativeNetwork:
         """Return the step in C's arrays; None: it has too many places, or wants hidden states."""
         if sum(len(row.places) for row in rows) > self._logits_places:
             return None
-        step = self._prepared.pop() if self._prepared else PreparedStep(self._sampler, self.adapters)
+        step = (
+            self._prepared.pop() if self._prepared else PreparedStep(self._sampler, self.adapters)
+        )
         step.fill(rows)
         if step.places.wants_hidden:
             self._prepared.append(step)

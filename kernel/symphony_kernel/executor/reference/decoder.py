@@ -27,7 +27,6 @@ from symphony_kernel.executor.models.weights import (
 from symphony_kernel.executor.reference.attention import Group, attend
 from symphony_kernel.executor.reference.linear import Linear, doubled, packs
 
-
 _QKV = (Product.QUERY, Product.KEY, Product.VALUE)
 
 
@@ -164,7 +163,9 @@ class Decoder:
         heads, kv_heads = config.heads, config.kv_heads
         flat = layer.qkv(normed)
         for adapted in inputs.adapted:
-            parts = flat.tensor_split((heads * config.head_dim, (heads + kv_heads) * config.head_dim), 1)
+            parts = flat.tensor_split(
+                (heads * config.head_dim, (heads + kv_heads) * config.head_dim), 1
+            )
             for part, product in zip(parts, _QKV, strict=True):
                 adapted.add(part, normed, index, product)
         qkv = flat.view(-1, heads + 2 * kv_heads, config.head_dim)

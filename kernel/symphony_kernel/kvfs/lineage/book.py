@@ -66,16 +66,22 @@ class LineageBook:
         instead: Lineage | None = None,
         *,
         keep: bool = False,
+        adapter: str = "",
     ) -> KeptTrail:
-        """Return what would be kept of a trail in place of a lineage; all with `keep`."""
-        if trail is None or trail.linear:
+        """Return what would be kept of a trail in place of a lineage; all with `keep`.
+
+        `adapter` is the file's: a trail of another adapter's entries is not implied.
+        """
+        own = trail is not None and trail.span.adapter == adapter
+        if trail is None or (trail.linear and own):
             return KeptTrail()
         spans = spans_of([trail])
         entries = sum(span.length for span in spans)
         # A closed one is dropped at half of the bounds: the rest is for a tree behind it.
-        weight = 2 if trail.closed else 1
+        implied = trail.closed and own
+        weight = 2 if implied else 1
         if not keep and not self.within(tenant, weight * len(spans), weight * entries, instead):
-            if trail.closed:
+            if implied:
                 return KeptTrail()
             return KeptTrail(lost_trail(trail.length), lost=True)
         scratch_pages = sum(scratch_pages_of(span, span.length) for span in spans)
@@ -110,6 +116,11 @@ class LineageBook:
         if not lineage.references:
             del self._lineages[lineage]
             self._charged[lineage.tenant] -= lineage.kept.entries
+
+    def adapters(self) -> set[str]:
+        """Return the identities of all adapters that lineages have."""
+        spans = spans_of([lineage.trail for lineage in self._lineages])
+        return {span.adapter for span in spans if span.adapter}
 
     def charged(self, tenant: str) -> int:
         return self._charged[tenant]

@@ -57,6 +57,7 @@ class Step:
     positions: Int32  # [n]
     parents: Int32 | None  # [n]
     copies: tuple[Copy, ...]
+    adapter: str = ""  # the identity of the adapter to compute with
     finished: tuple[int, ...] = ()  # steps up to this one whose entries no later step reads
 
     @property
@@ -226,7 +227,7 @@ def _step(span: Span, begin: int, end: int, states: dict[Span, _State], number: 
             state.place[entries[mine]] = places[mine]
     parents = None if span.parents is None else span.parents[begin:end]
     tokens, positions = span.tokens[begin:end].copy(), span.positions[begin:end].copy()
-    return Step(tuple(context), tokens, positions, parents, tuple(copies))
+    return Step(tuple(context), tokens, positions, parents, tuple(copies), span.adapter)
 
 
 def _context(span: Span, begin: int, states: dict[Span, _State]) -> Iterator[Part]:

@@ -105,7 +105,9 @@ def test_logits_have_the_same_bits_alone_and_in_a_mixed_batch(
 ) -> None:
     rig = load(llama)
     for name in "ab":
-        rig.executor.load_adapter(name, make_adapter(tmp_path / name, llama.directory, seed=ord(name)))
+        rig.executor.load_adapter(
+            name, make_adapter(tmp_path / name, llama.directory, seed=ord(name))
+        )
     tokens = random_tokens(LENGTH)
     rows = [
         make_row(tokens[: 1 + 4 * index], rig.table(LENGTH), 0, adapted(ALL_LOGITS, name))
