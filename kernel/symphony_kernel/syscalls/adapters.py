@@ -27,7 +27,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     ADAPTERS_LOADED_BYTES_MAX,
     TENANT_ADAPTERS_LOADED_BYTES_MAX,
-    TENANT_ADAPTERS_MAX,
+    TENANT_ADAPTERS_CEILING,
 )
 from symphony_kernel.protocol.pred_options import CACHED_BYTES_MAX, PredOptions
 
@@ -42,6 +42,7 @@ class LoadedAdapter:
 
     folder: str
     bytes: int
+    rank: int
     fresh: bool = True  # it has had no name yet, and stays until its tenant's names are told
 
 
@@ -125,7 +126,7 @@ class Adapters:
         known = self.loaded.get(identity)
         if known is not None:
             known.folder = folder
-            self._answer(m.Answer(seq, 0, {"bytes": known.bytes, "rank": 0}))
+            self._answer(m.Answer(seq, 0, {"bytes": known.bytes, "rank": known.rank}))
             return
         self._drop_unneeded()
         self._check_room(tenant, 0)
@@ -158,7 +159,7 @@ class Adapters:
         try:
             if load.identity not in self.loaded:
                 self._check_room(load.tenant, size)
-                self.loaded[load.identity] = LoadedAdapter(load.folder, size)
+                self.loaded[load.identity] = LoadedAdapter(load.folder, size, rank)
         except SyscallError as error:
             self._unload(load.identity)
             self._answer(m.Answer(seq, -error.errno, error.detail))
@@ -185,8 +186,8 @@ class Adapters:
         tenant, names = args.get("tenant"), args.get("names")
         if set(args) != {"tenant", "names"} or not isinstance(tenant, str):
             raise SyscallError(Errno.EINVAL, "adapter_names: tenant, names")
-        if not isinstance(names, dict) or len(names) > TENANT_ADAPTERS_MAX:
-            raise SyscallError(Errno.EINVAL, f"at most {TENANT_ADAPTERS_MAX} names")
+        if not isinstance(names, dict) or len(names) > TENANT_ADAPTERS_CEILING:
+            raise SyscallError(Errno.EINVAL, f"at most {TENANT_ADAPTERS_CEILING} names")
         wanted: dict[str, str] = {}
         for name, digest in names.items():
             if not (isinstance(name, str) and is_adapter_name(name) and isinstance(digest, str)):
@@ -257,8 +258,13 @@ class Adapters:
             self._answer(m.Answer(seq, -Errno.EIO, "the kernel was restarted meanwhile"))
 
     def detached(self) -> None:
-        """Forget the requests of a gateway that has disconnected."""
+        """Forget the names and requests of a gateway that has disconnected."""
         self.pending.clear()
+        self.names.clear()
+        self._resolved.clear()
+        for each in self.loaded.values():
+            each.fresh = False
+        self._drop_unneeded()
 
     async def close(self) -> None:
         """Wait for the loads under way."""

@@ -75,6 +75,9 @@ _DEADLINE_SECONDS = 1.0  # between two looks for runs past their wall limit
 _REASON_MAX = 4_096  # characters of a worker's reason for an end
 
 
+async def _send_nothing(_tenant: str) -> None: ...
+
+
 class Runs:
     """All runs. Implements `KernelEvents` and `WorkerEvents`."""
 
@@ -110,6 +113,8 @@ class Runs:
         self.held_up: Counter[str] = Counter()  # of them by a rate limit, set by `RateStalls`
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
+        # Lets the kernel know a tenant's adapters before a run; set by the gateway.
+        self.send_adapters: Callable[[str], Awaitable[None]] = _send_nothing
 
     def attach(
         self, kernel: KernelLink, workers: WorkerLinks, tracing: "Tracing | None" = None
@@ -408,6 +413,7 @@ class Runs:
         """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""
         tenant, worker = run.record.tenant, run.worker.name
         await self.kernel_limits.send_limits(tenant)
+        await self.send_adapters(tenant)
         await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
     def _add_run(self, run: Run) -> None:
