@@ -62,7 +62,7 @@ class Adapters:
         kernel: Callable[[], KernelLink],
     ) -> None:
         self._store, self._files, self._limits, self._kernel = store, files, limits, kernel
-        self._root = data_dir / "adapters"
+        self._root = data_dir.resolve() / "adapters"
         self._locks = TenantLocks()  # a tenant's rows, folders and names change together
         self._life = 0  # of the kernel that knows the names of `_known`
         self._known: set[str] = set()  # tenants
@@ -212,7 +212,7 @@ class Adapters:
         """Let the kernel load a folder; return the adapter's rank. Problem."""
         try:
             found = await self._kernel().ask(
-                "adapter_load", tenant=tenant, digest=digest, folder=str(folder.resolve())
+                "adapter_load", tenant=tenant, digest=digest, folder=str(folder)
             )
         except KernelAwayError as error:
             raise unavailable(str(error)) from error

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
