@@ -118,9 +118,7 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     named = [_program_view(program) for program in programs if program.name]
     adapters = await request.app[ADAPTERS].page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
     adapted = [adapter_view(adapter, model) for adapter in adapters]
-    return await answer(
-        {"object": "list", "data": [_model_view(server, model), *adapted, *named]}
-    )
+    return await answer({"object": "list", "data": [_model_view(server, model), *adapted, *named]})
 
 
 async def get_model(request: web.Request) -> web.StreamResponse:
