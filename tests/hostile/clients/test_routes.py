@@ -38,7 +38,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "getRunInput", "listChildren", "getEvents", "getTrace", "listKv", "getKv", "listModels",
         "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
-        "getKvPages", "getKvTokens", "listPrefixes",
+        "listAdapters", "getAdapter", "getKvPages", "getKvTokens", "listPrefixes",
         "listVersions",
         "mcp",
     ),
@@ -48,7 +48,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
         "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
-        "putAlias", "deleteName", "deleteVersion",
+        "putAdapter", "deleteAdapter", "putAlias", "deleteName", "deleteVersion",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",
