@@ -111,7 +111,7 @@ class Kernel:
         )
         self._adapters = Adapters(
             executor, self._kvfs, self._adapters_called, self._send_gateway,
-            self._handle_outside_frames,
+            self._handle_outside_frames, threads=isinstance(self._clock, RealClock),
         )  # fmt: skip
         self.internal_events["adapter loaded"] = self._adapters.adapter_loaded
         self._syscalls = self._make_syscalls()

@@ -209,8 +209,9 @@ class SimulatedExecutor:
 
     def load_adapter(self, identity: str, folder: Path) -> AdapterSize:
         """Load an adapter: its rows hash its identity, too. Only its size is read."""
+        size = sum(each.stat().st_size for each in folder.iterdir())
         self._adapters.add(identity)
-        return AdapterSize(sum(each.stat().st_size for each in folder.iterdir()), 1)
+        return AdapterSize(size, 1)
 
     def drop_adapter(self, identity: str) -> None:
         self._adapters.discard(identity)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -64,7 +65,7 @@ class Adapters:
     # Fields that the next kernel makes anew.
     OWN: ClassVar = (
         "_executor", "_kvfs", "_needed", "_answer", "_happen", "_live", "_lock", "_tasks",
-        "_resolved",
+        "_resolved", "_threads",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +75,11 @@ class Adapters:
         needed: Callable[[], Iterable[str]],
         answer: Callable[[m.Answer], None],
         happen: Callable[[str, list[Any]], None],
+        *,
+        threads: bool = True,
     ) -> None:
+        """With `threads` adapters are loaded in a thread."""
+        self._threads = threads
         self._executor, self._kvfs, self._needed = executor, kvfs, needed
         self._answer, self._happen = answer, happen
         self.names: dict[str, dict[str, str]] = {}  # tenant -> name -> identity
@@ -140,8 +145,8 @@ class Adapters:
         size, rank, words = 0, 0, ""
         try:
             async with self._lock:
-                load = self._executor.load_adapter
-                size, rank = await asyncio.to_thread(load, identity, folder)
+                load = partial(self._executor.load_adapter, identity, folder)
+                size, rank = await asyncio.to_thread(load) if self._threads else load()
         except (AdapterError, CheckpointError, OSError) as error:
             words = str(error).replace(f"{folder}/", "")[:_WORDS_MAX]
         except MemoryError:

@@ -23,9 +23,10 @@ def scale_of(folder: Path, module: str) -> float:
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 
-def merge(checkpoint: Checkpoint, adapter: Path, into: Path) -> Path:
+def merge(checkpoint: Checkpoint | Path, adapter: Path, into: Path) -> Path:
     """Write the checkpoint with W + scale * B A in place of each W; return it."""
-    shutil.copytree(checkpoint.directory, into)
+    directory = checkpoint if isinstance(checkpoint, Path) else checkpoint.directory
+    shutil.copytree(directory, into)
     weights = load_file(into / "model.safetensors")
     tensors = load_file(adapter / "adapter_model.safetensors")
     for name, a in tensors.items():

@@ -102,8 +102,6 @@ def _refuse_features(values: dict[str, Any]) -> None:
         )
     for name, value in values.items():
         if name not in _IGNORED | _READ and value not in (None, False, [], {}, ""):
-            if (name, value) == ("megatron_config", None):
-                continue
             raise AdapterError(f"{shown(name)} {shown(value)} is not supported")
 
 

@@ -12,7 +12,7 @@ lost span: such a file may go to host memory or disk, but needs a copy. `assess`
 from collections import Counter
 from dataclasses import dataclass
 
-from symphony_kernel.kvfs.lineage.planning import scratch_bound, scratch_pages_of
+from symphony_kernel.kvfs.lineage.planning import home_spans, scratch_bound, scratch_pages_of
 from symphony_kernel.kvfs.lineage.spans import Trail, lost_trail, spans_of
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import LINEAGE_ENTRIES_MAX, LINEAGE_SPANS_MAX
@@ -25,7 +25,7 @@ class KeptTrail:
     trail: Trail | None = None
     entries: int = 0  # of all its spans
     spans: int = 0
-    scratch_pages: int = 0  # scratch pages, if all spans were computed at once
+    scratch_pages: int = 0  # of all spans that are not computed in the file, at once
     lost: bool = False  # some of it cannot be recomputed
     bound: int | None = None  # a tighter bound of its scratch pages; computed when needed
 
@@ -84,7 +84,10 @@ class LineageBook:
             if implied:
                 return KeptTrail()
             return KeptTrail(lost_trail(trail.length), lost=True)
-        scratch_pages = sum(scratch_pages_of(span, span.length) for span in spans)
+        home = home_spans(trail)
+        scratch_pages = sum(
+            scratch_pages_of(span, span.length) for span in spans if span not in home
+        )
         lost = any(span.lost for span in spans)
         return KeptTrail(trail, entries, len(spans), scratch_pages, lost)
 
