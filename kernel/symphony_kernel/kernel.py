@@ -109,11 +109,7 @@ class Kernel:
             self.stop_with,
             self._clock.now,
         )
-        self._adapters = Adapters(
-            executor, self._kvfs, self._adapters_called, self._send_gateway,
-            self._handle_outside_frames, threads=isinstance(self._clock, RealClock),
-        )  # fmt: skip
-        self.internal_events["adapter loaded"] = self._adapters.adapter_loaded
+        self._adapters = self._make_adapters()
         self._syscalls = self._make_syscalls()
         self._views = ViewCalls(
             self._kvfs, self._syscalls.named, self._charge_view, self._clock.now
@@ -150,6 +146,14 @@ class Kernel:
             model.hidden_size,
             PrefixSharing(self._kvfs, lambda name, tokens: self._rate_limiter.refund(name, tokens)),
         )
+
+    def _make_adapters(self) -> Adapters:
+        adapters = Adapters(
+            self._executor, self._kvfs, self._adapters_called, self._send_gateway,
+            self._handle_outside_frames, threads=isinstance(self._clock, RealClock),
+        )  # fmt: skip
+        self.internal_events["adapter loaded"] = adapters.adapter_loaded
+        return adapters
 
     def _make_syscalls(self) -> Syscalls:
         """Make the syscall table and register the internal events of its parts."""

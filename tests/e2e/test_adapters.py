@@ -1,4 +1,4 @@
-"""LoRA adapters on a real server with the tiny model: equal to merged weights, also after a kill."""
+"""LoRA adapters on a real server with the tiny model: merged weights, commands, a kill."""
 
 import asyncio
 import json

@@ -6,6 +6,7 @@ cached by their bytes.
 """
 
 import math
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from enum import IntEnum
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from symphony_kernel.protocol.adapters import is_adapter_name
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     ADAPTER_NAME_CHARACTERS_MAX,
@@ -30,6 +30,7 @@ from symphony_kernel.protocol.untrusted import unpack_untrusted
 # What a mask forbade: how many tokens it allowed (u32), the probability of all others (f32), and
 # the best token without it (u32) with its log-probability (f32).
 FORBIDDEN_BYTES: Final = 16
+_ADAPTER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{ADAPTER_NAME_CHARACTERS_MAX - 1}}}")
 CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
 
 
@@ -279,6 +280,10 @@ def _read_parents(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= PRED_TREE_TOKENS_MAX:
         raise invalid(f"parents must be 1 to {PRED_TREE_TOKENS_MAX} integers")
     return tuple(check_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))
+
+
+def is_adapter_name(text: str) -> bool:
+    return _ADAPTER_NAME.fullmatch(text) is not None
 
 
 def _read_adapter(value: Any) -> str:

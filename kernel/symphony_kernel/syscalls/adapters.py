@@ -5,6 +5,9 @@
     adapter_names  {tenant, names: {name: digest}} -> 0: from now on exactly these names exist
     adapters       {tenant} -> [[name or nil, digest, bytes], ...]
 
+An adapter's *identity* is of its files: `<tenant>/sha256:<digest>`. A name that gets other files has
+another identity, and so have the entries that are computed with it.
+
 An adapter that has lost its name stays loaded while a call or a KV file of this kernel needs it,
 and counts in its tenant's bytes until then. A kernel that recovers from a journal loads all
 adapters again, before its first step. What cannot be loaded then answers EIO.
@@ -23,14 +26,13 @@ from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.adapters import adapter_identity, adapter_owner, is_adapter_name
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     ADAPTERS_LOADED_BYTES_MAX,
     TENANT_ADAPTERS_LOADED_BYTES_MAX,
     TENANT_ADAPTERS_CEILING,
 )
-from symphony_kernel.protocol.pred_options import CACHED_BYTES_MAX, PredOptions
+from symphony_kernel.protocol.pred_options import CACHED_BYTES_MAX, PredOptions, is_adapter_name
 
 _log = logging.getLogger(__name__)
 _RESOLVED_MAX: Final = 4096  # options in memory
@@ -127,7 +129,7 @@ class Adapters:
         return True
 
     def _load(self, seq: int, tenant: str, digest: str, folder: str) -> None:
-        identity = adapter_identity(tenant, digest)
+        identity = _identity(tenant, digest)
         known = self.loaded.get(identity)
         if known is not None:
             known.folder = folder
@@ -174,9 +176,7 @@ class Adapters:
     def _check_room(self, tenant: str, size: int) -> None:
         """Check that an adapter of `size` bytes may be loaded; EDQUOT, ENOMEM."""
         mine = sum(
-            each.bytes
-            for identity, each in self.loaded.items()
-            if adapter_owner(identity) == tenant
+            each.bytes for identity, each in self.loaded.items() if _owner(identity) == tenant
         )
         if mine + size > TENANT_ADAPTERS_LOADED_BYTES_MAX:
             raise SyscallError(
@@ -197,7 +197,7 @@ class Adapters:
         for name, digest in names.items():
             if not (isinstance(name, str) and is_adapter_name(name) and isinstance(digest, str)):
                 raise SyscallError(Errno.EINVAL, "names map names to digests")
-            wanted[name] = adapter_identity(tenant, digest)
+            wanted[name] = _identity(tenant, digest)
             if wanted[name] not in self.loaded:
                 raise SyscallError(Errno.ENOENT, f"{name} is not loaded")
         self._resolved.clear()
@@ -205,7 +205,7 @@ class Adapters:
         if not wanted:
             del self.names[tenant]
         for identity, each in self.loaded.items():
-            if adapter_owner(identity) == tenant:
+            if _owner(identity) == tenant:
                 each.fresh = False
                 if identity not in wanted.values():
                     self._kvfs.prefix_cache.forget_adapter(tenant, identity)
@@ -217,7 +217,7 @@ class Adapters:
         return [
             [names.get(identity), identity.rpartition(":")[2], each.bytes]
             for identity, each in self.loaded.items()
-            if adapter_owner(identity) == tenant
+            if _owner(identity) == tenant
         ]
 
     # -- Adapters without a name ----------------------------------------------------------------
@@ -280,6 +280,15 @@ class Adapters:
         """Return the number of loaded adapters, and their bytes."""
         size = sum(each.bytes for each in self.loaded.values())
         return {"adapters": len(self.loaded), "adapter_bytes": size}
+
+
+def _identity(tenant: str, digest: str) -> str:
+    return f"{tenant}/sha256:{digest}"
+
+
+def _owner(identity: str) -> str:
+    """Return the tenant of an identity."""
+    return identity.rpartition("/")[0]
 
 
 def _texts(args: dict[str, Any], *names: str) -> list[str]:

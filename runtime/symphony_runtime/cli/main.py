@@ -418,7 +418,7 @@ def _read_program(path: Path) -> tuple[bytes, str]:
 
 
 def _strip_types(path: Path) -> bytes:
-    from symphony_runtime.cli.typescript import TypeScriptError, strip_types
+    from symphony_runtime.cli.development.typescript import TypeScriptError, strip_types
 
     try:
         return strip_types(path)

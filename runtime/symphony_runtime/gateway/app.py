@@ -150,8 +150,7 @@ async def serve(
         runs.attach(kernel, workers, await open_tracing(config, server_version(), stack))
         idempotency = Idempotency(store, now_ms, members.boot)
         files, batches = _open_batches(store, config, limits, metrics, members.boot)
-        adapters = Adapters(store, files, limits, config.data_dir, lambda: kernel)
-        runs.send_adapters = adapters.send
+        adapters = runs.adapters = Adapters(store, files, limits, config.data_dir, kernel)
         deletion = TenantDeletion(
             store, members, administration, programs, channels, retention,
             idempotency.forget_tenant, batches, adapters.forget_tenant,
@@ -174,7 +173,7 @@ async def serve(
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services, config.tool_format, config.cors_origins)
-        app[FILES], app[BATCHES], app[ADAPTERS] = files, batches, adapters
+        app[FILES], app[BATCHES] = files, batches
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         _start_tasks(stack, files.run(), batches.run(app))
@@ -296,6 +295,8 @@ def build_app(
     app[SERVICES] = services
     app[MCP] = McpServer(server_version())
     app[ATTACHED] = AttachedRuns(services.runs, services.programs)
+    if services.runs.adapters is not None:
+        app[ADAPTERS] = services.runs.adapters
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])
     add_history(app, services)

@@ -1,8 +1,8 @@
 """The handlers of `/v1/adapters`."""
 
 from aiohttp import web
-from symphony_kernel.protocol.adapters import is_adapter_name
 from symphony_kernel.protocol.limits import ADAPTER_CONFIG_BYTES_MAX, ADAPTER_NAME_CHARACTERS_MAX
+from symphony_kernel.protocol.pred_options import is_adapter_name
 
 from symphony_runtime.gateway.adapters.store import Adapters
 from symphony_runtime.gateway.errors import bad_request

@@ -18,7 +18,6 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +50,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class Adapters:
-    """The adapters of all tenants. `kernel` returns the link to the kernel."""
+    """The adapters of all tenants."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Adapters:
         files: Files,
         limits: Limits,
         data_dir: Path,
-        kernel: Callable[[], KernelLink],
+        kernel: KernelLink,
     ) -> None:
         self._store, self._files, self._limits, self._kernel = store, files, limits, kernel
         self._root = data_dir.resolve() / "adapters"
@@ -89,7 +88,7 @@ class Adapters:
     @property
     def model(self) -> str:
         """The name of the kernel's model."""
-        return str(self._kernel().about.get("model", {}).get("name", ""))
+        return str(self._kernel.about.get("model", {}).get("name", ""))
 
     # -- Changes -------------------------------------------------------------------------------
     async def check_room(self, tenant: str, name: str) -> None:
@@ -157,14 +156,14 @@ class Adapters:
             with contextlib.suppress(OSError):
                 (self._root / tenant).rmdir()
             try:
-                await self._kernel().ask("adapter_names", tenant=tenant, names={})
+                await self._kernel.ask("adapter_names", tenant=tenant, names={})
             except (KernelAwayError, SyscallError) as error:
                 raise unavailable(str(error)) from error
 
     # -- The kernel ----------------------------------------------------------------------------
     async def send(self, tenant: str) -> None:
         """Let the kernel know a tenant's adapters; KernelAwayError."""
-        kernel = self._kernel()
+        kernel = self._kernel
         if self._life == kernel.life and tenant in self._known:
             return
         async with self._locks.of(tenant):
@@ -183,7 +182,7 @@ class Adapters:
         self._known.clear()
 
     async def _send(self, tenant: str) -> None:
-        kernel, names = self._kernel(), {}
+        kernel, names = self._kernel, {}
         adapters = await self._store.read(lambda c: list_adapters(c, tenant))
         loaded = await kernel.ask("adapters", tenant=tenant)
         for adapter in adapters:
@@ -211,7 +210,7 @@ class Adapters:
     async def _load(self, tenant: str, digest: str, folder: Path) -> int:
         """Let the kernel load a folder; return the adapter's rank. Problem."""
         try:
-            found = await self._kernel().ask(
+            found = await self._kernel.ask(
                 "adapter_load", tenant=tenant, digest=digest, folder=str(folder)
             )
         except KernelAwayError as error:

@@ -166,6 +166,14 @@ async def find_adapter(request: web.Request, name: str, model: Model) -> Adapter
     return await request.app[ADAPTERS].find(tenant_of(request), adapter)
 
 
+async def _served_model(request: web.Request, name: str, model: Model) -> Model | None:
+    """Return the model with the adapter that a name has behind it; None: it is a program's."""
+    adapter = None if name == model.name else await find_adapter(request, name, model)
+    if adapter is not None:
+        return replace(model, adapter=adapter.name)
+    return model if name == model.name else None
+
+
 async def _find_program(programs: Programs, tenant: str, name: str) -> Program:
     """Return a tenant's program that is a model; OpenAIError 404."""
     program = await programs.find(tenant, name)
@@ -196,11 +204,10 @@ async def create_answer(
     if keeps:
         body, asked = await join_conversation(request, body)
     program: Program | None = None  # the shipped one
-    adapter = await find_adapter(request, name, model)
-    if name == model.name or adapter is not None:
-        model = replace(model, adapter=adapter.name if adapter is not None else "")
+    served = await _served_model(request, name, model)
+    if served is not None:
         limits = RequestLimits.of(server.runs.limits.of(tenant))
-        wanted = await run_sized(request, len(raw), partial(parse, asked, model, limits))
+        wanted = await run_sized(request, len(raw), partial(parse, asked, served, limits))
     else:
         program = await _find_program(server.programs, tenant, name)
         several = parse in (parse_completion, parse_chat)
@@ -231,25 +238,25 @@ async def create_answer(
     client = run if once is None and isinstance(run, Run) and not background else None
     if client is not None:
         server.clients.watch(client, request)
-    served = False
+    done = False
     try:
         if streamed:
             response = await answer_stream(request, batches, looks, headers, hold)
         else:
             whole, request[USED] = await answer_whole(batches, looks, choices, hold)
             response = await send_whole(request, whole, headers)
-        served = True
+        done = True
     except Problem as error:
         told = isinstance(error, OpenAIError)
-        served = told and program is not None  # a program that has told why may end by itself
+        done = told and program is not None  # a program that has told why may end by itself
         unstored = isinstance(run, Run) and run.unstored is not None
-        request[REFUSED_BY_RUN] = not unstored and (served or not told)
+        request[REFUSED_BY_RUN] = not unstored and (done or not told)
         if told:
             server.runs.admission.set_retry_after(error)
         raise
     finally:
         if client is not None:
-            server.clients.unwatch(client, served=served)
+            server.clients.unwatch(client, served=done)
     return response
 
 

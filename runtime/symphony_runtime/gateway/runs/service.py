@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
@@ -21,6 +21,7 @@ from symphony_kernel.protocol.limit_table import UNKEPT_OUTPUT, limit_of
 from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
 
 from symphony_runtime.config.limits import Limits
+from symphony_runtime.gateway.adapters.store import Adapters
 from symphony_runtime.gateway.admission.admission import Admission
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.config import GatewayConfig
@@ -75,9 +76,6 @@ _DEADLINE_SECONDS = 1.0  # between two looks for runs past their wall limit
 _REASON_MAX = 4_096  # characters of a worker's reason for an end
 
 
-async def _send_nothing(_tenant: str) -> None: ...
-
-
 class Runs:
     """All runs. Implements `KernelEvents` and `WorkerEvents`."""
 
@@ -113,8 +111,7 @@ class Runs:
         self.held_up: Counter[str] = Counter()  # of them by a rate limit, set by `RateStalls`
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
-        # Lets the kernel know a tenant's adapters before a run; set by the gateway.
-        self.send_adapters: Callable[[str], Awaitable[None]] = _send_nothing
+        self.adapters: Adapters | None = None  # set by the gateway
 
     def attach(
         self, kernel: KernelLink, workers: WorkerLinks, tracing: "Tracing | None" = None
@@ -413,7 +410,8 @@ class Runs:
         """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""
         tenant, worker = run.record.tenant, run.worker.name
         await self.kernel_limits.send_limits(tenant)
-        await self.send_adapters(tenant)
+        if self.adapters is not None:
+            await self.adapters.send(tenant)
         await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
     def _add_run(self, run: Run) -> None:
