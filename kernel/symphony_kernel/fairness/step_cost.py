@@ -1,13 +1,13 @@
 """The time of a step, predicted from its rows and learned from steps that end.
 
-    seconds = base(new tokens) + sum over rows of (attention + sampling + bitmask)
+    seconds = base(new tokens) + sum over rows of (attention + adapter + sampling + bitmask)
 
 `base` is piecewise linear: a constant, since the weights are read once for all rows, and a slope
 for each range of new tokens. Attention is linear in the entries that decode rows read, and in
-tokens times entries for prompts. Sampling has a coefficient for each kind of row that executors
-treat differently. A bitmask costs what its grammar took lately. Each step that ends corrects the
-coefficients by a Kalman filter. Its covariance says how far each may be off, and which of them
-together. No numbers of a machine are assumed.
+tokens times entries for prompts. Tokens with an adapter have a coefficient. Sampling has one for
+each kind of row that executors treat differently. A bitmask costs what its grammar took lately.
+Each step that ends corrects the coefficients by a Kalman filter. Its covariance says how far each
+may be off, and which of them together. No numbers of a machine are assumed.
 """
 
 from bisect import bisect_right

@@ -5,8 +5,8 @@
     adapter_names  {tenant, names: {name: digest}} -> 0: from now on exactly these names exist
     adapters       {tenant} -> [[name or nil, digest, bytes], ...]
 
-An adapter's *identity* is of its files: `<tenant>/sha256:<digest>`. A name that gets other files has
-another identity, and so have the entries that are computed with it.
+An adapter's *identity* is of its files: `<tenant>/sha256:<digest>`. A name that gets other files
+has another identity, and so have the entries that are computed with it.
 
 An adapter that has lost its name stays loaded while a call or a KV file of this kernel needs it,
 and counts in its tenant's bytes until then. A kernel that recovers from a journal loads all
@@ -29,8 +29,8 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     ADAPTERS_LOADED_BYTES_MAX,
-    TENANT_ADAPTERS_LOADED_BYTES_MAX,
     TENANT_ADAPTERS_CEILING,
+    TENANT_ADAPTERS_LOADED_BYTES_MAX,
 )
 from symphony_kernel.protocol.pred_options import CACHED_BYTES_MAX, PredOptions, is_adapter_name
 
