@@ -150,7 +150,8 @@ class Kernel:
     def _make_adapters(self) -> Adapters:
         adapters = Adapters(
             self._executor, self._kvfs, self._adapters_called, self._send_gateway,
-            self._handle_outside_frames, threads=isinstance(self._clock, RealClock),
+            self._handle_outside_frames, self._charge_view,
+            threads=isinstance(self._clock, RealClock),
         )  # fmt: skip
         self.internal_events["adapter loaded"] = adapters.adapter_loaded
         return adapters

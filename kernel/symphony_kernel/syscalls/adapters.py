@@ -15,6 +15,7 @@ adapters again, before its first step. What cannot be loaded then answers EIO.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from symphony_kernel.executor.adapters.config import AdapterError
-from symphony_kernel.executor.base import Executor
+from symphony_kernel.executor.base import AdapterSize, Executor
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol import messages as m
@@ -67,7 +68,7 @@ class Adapters:
     # Fields that the next kernel makes anew.
     OWN: ClassVar = (
         "_executor", "_kvfs", "_needed", "_answer", "_happen", "_live", "_lock", "_tasks",
-        "_resolved", "_threads",
+        "_resolved", "_threads", "_charge",
     )  # fmt: skip
 
     def __init__(
@@ -77,11 +78,12 @@ class Adapters:
         needed: Callable[[], Iterable[str]],
         answer: Callable[[m.Answer], None],
         happen: Callable[[str, list[Any]], None],
+        charge: Callable[[str, float], None],
         *,
         threads: bool = True,
     ) -> None:
-        """With `threads` adapters are loaded in a thread."""
-        self._threads = threads
+        """`charge` a tenant for seconds of a processor; with `threads` a thread loads adapters."""
+        self._threads, self._charge = threads, charge
         self._executor, self._kvfs, self._needed = executor, kvfs, needed
         self._answer, self._happen = answer, happen
         self.names: dict[str, dict[str, str]] = {}  # tenant -> name -> identity
@@ -144,16 +146,25 @@ class Adapters:
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, seq: int, identity: str, folder: Path) -> None:
-        size, rank, words = 0, 0, ""
+        size, rank, words, spent = 0, 0, "", list[float]()
         try:
             async with self._lock:
-                load = partial(self._executor.load_adapter, identity, folder)
+                load = partial(self._load_timed, identity, folder, spent)
                 size, rank = await asyncio.to_thread(load) if self._threads else load()
         except (AdapterError, CheckpointError, OSError) as error:
             words = str(error).replace(f"{folder}/", "")[:_WORDS_MAX]
         except MemoryError:
             words = "there is no memory for it"
+        self._charge(_owner(identity), sum(spent))
         self._happen("adapter loaded", [seq, size, rank, words])
+
+    def _load_timed(self, identity: str, folder: Path, spent: list[float]) -> AdapterSize:
+        """Load an adapter; add the seconds of a processor that it takes to `spent`."""
+        began = time.thread_time()
+        try:
+            return self._executor.load_adapter(identity, folder)
+        finally:
+            spent.append(time.thread_time() - began)
 
     def adapter_loaded(self, seq: int, size: int, rank: int, words: str) -> None:
         """Answer a load that has ended, with `words` if it was refused."""

@@ -66,6 +66,8 @@ class Adapters:
         self._life = 0  # of the kernel that knows the names of `_known`
         self._known: set[str] = set()  # tenants
         if self._root.is_dir():
+            for unfinished in self._root.glob("*/.new-*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
             for folder in self._root.iterdir():
                 store.disk.charge(folder.name, _size(folder))
 
