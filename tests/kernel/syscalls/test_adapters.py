@@ -16,6 +16,7 @@ from symphony_kernel.protocol.limits import TENANT_ADAPTERS_LOADED_BYTES_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.syscalls import adapters as module
 
+from tests.kernel.syscalls.test_durable_names import lives
 from tests.support.kernel.crashes import CrashingKernelRig, with_crashing_kernel
 from tests.support.kernel.rig import (
     ANY_MS,
@@ -327,3 +328,32 @@ def test_entries_of_an_adapter_whose_files_are_gone_answer_eio_after_a_death(
         await rig.gateway.check_integrity()
 
     with_crashing_kernel(tmp_path / "journal", play)
+
+
+def test_durable_file_of_an_adapter_is_continued_and_recomputed_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    known: list[int] = []
+    given = options(adapter="x")
+
+    async def saves(rig: KernelRig) -> None:
+        await put(rig.gateway, tmp_path / "adapters", {"x": "d1"})
+        worker = await start(rig, 1)
+        await worker.pred(1, A, LONG, given)
+        await worker.pred(1, A, PROMPT)
+        assert await worker.call(1, Op.KV_SAVE, A, "a", 2) == 0
+        known.extend(ids(await worker.pred(1, A, tokens(9), given)))
+
+    async def opens(rig: KernelRig) -> None:
+        await put(rig.gateway, tmp_path / "adapters", {"x": "d1"})
+        worker = await start(rig, 1)
+        assert await worker.call(1, Op.KV_OPEN, B, "a", 31) == 31
+        assert await worker.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
+        await start(rig, 2)
+        assert ids(await worker.pred(2, A, LONG))  # takes the frames of the other file
+        await rig.gateway.end(2)
+        assert ids(await worker.pred(1, B, tokens(9), given)) == known
+        assert (await rig.gateway.statistics())["rebuilt_tokens"] > 0
+
+    places = TierConfig(pages_a_frame=8)
+    lives(tmp_path, saves, opens, pages=30, places=places)

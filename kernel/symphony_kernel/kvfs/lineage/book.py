@@ -33,7 +33,7 @@ class KeptTrail:
         """Whether a file of so many pages can be recomputed on so many frames."""
         if self.lost:
             return False
-        if self.trail is None or 2 * pages + self.scratch_pages < frames:
+        if not self.scratch_pages or 2 * pages + self.scratch_pages < frames:
             return True
         if self.bound is None:
             self.bound = scratch_bound(self.trail)
