@@ -118,7 +118,7 @@ async def test_prefixes_of_different_adapters_are_never_shared(
     worker, expected = rig.worker, {}
     for number, name in enumerate(("", "x", "y"), 1):
         await start(rig, number)
-        named = {"adapter": name} if name else {}
+        named: dict[str, Any] = {"adapter": name} if name else {}
         expected[name] = (await worker.complete(number, A, LONG, max=4, **named)).ids
     shared = 0
     for round_, name in enumerate(("", "x", "y", "x", "", "y"), 10):

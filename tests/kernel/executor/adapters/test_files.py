@@ -14,6 +14,7 @@ from symphony_kernel.executor.adapters.config import AdapterError
 from symphony_kernel.executor.adapters.files import open_adapter
 from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.shapes import Product
 
 from benchmarks.checkpoints import make_adapter
 from tests.support.executor.models import Checkpoint, ExecutorRig
@@ -49,7 +50,7 @@ def test_adapter_has_all_products_with_their_scale(folder: Path, model: ModelCon
     assert adapter.rank == 4
     assert len(products) == 7 * model.layers
     tensors = load_file(folder / WEIGHTS)
-    pair = products[0, "self_attn.q_proj"]
+    pair = products[0, Product.QUERY]
     assert torch.equal(pair.a, tensors[QUERY])
     assert torch.equal(pair.b, 2 * tensors[QUERY.replace("lora_A", "lora_B")])
 
