@@ -173,7 +173,7 @@ async def serve(
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services, config.tool_format, config.cors_origins)
-        app[FILES], app[BATCHES] = files, batches
+        app[FILES], app[BATCHES], app[ADAPTERS] = files, batches, adapters
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         _start_tasks(stack, files.run(), batches.run(app))
@@ -295,8 +295,6 @@ def build_app(
     app[SERVICES] = services
     app[MCP] = McpServer(server_version())
     app[ATTACHED] = AttachedRuns(services.runs, services.programs)
-    if services.runs.adapters is not None:
-        app[ADAPTERS] = services.runs.adapters
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])
     add_history(app, services)

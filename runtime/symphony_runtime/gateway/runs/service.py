@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
@@ -21,7 +21,6 @@ from symphony_kernel.protocol.limit_table import UNKEPT_OUTPUT, limit_of
 from symphony_kernel.protocol.limits import RUN_INPUT_KEPT_BYTES_MAX
 
 from symphony_runtime.config.limits import Limits
-from symphony_runtime.gateway.adapters.store import Adapters
 from symphony_runtime.gateway.admission.admission import Admission
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.config import GatewayConfig
@@ -76,6 +75,13 @@ _DEADLINE_SECONDS = 1.0  # between two looks for runs past their wall limit
 _REASON_MAX = 4_096  # characters of a worker's reason for an end
 
 
+class KnownAdapters(Protocol):
+    """The adapters of tenants."""
+
+    async def send(self, tenant: str) -> None:
+        """Let the kernel know a tenant's adapters; KernelAwayError."""
+
+
 class Runs:
     """All runs. Implements `KernelEvents` and `WorkerEvents`."""
 
@@ -111,7 +117,7 @@ class Runs:
         self.held_up: Counter[str] = Counter()  # of them by a rate limit, set by `RateStalls`
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
-        self.adapters: Adapters | None = None  # set by the gateway
+        self.adapters: KnownAdapters | None = None  # set by the gateway
 
     def attach(
         self, kernel: KernelLink, workers: WorkerLinks, tracing: "Tracing | None" = None
