@@ -3,9 +3,10 @@
     python -m benchmarks.adapters                       64 runs over 8 adapters, of rank 16
     python -m benchmarks.adapters --runs 16 --adapters 16 --rank 64
 
-The executor alone decodes the same runs with adapters and without in turns, and the figures are
-medians over the rounds. The model is a random checkpoint of SmolLM2-135M's shape unless `--model`
-names another. The adapters are random and change all linear layers.
+The executor alone decodes the same runs with adapters and without, step by step in turns. The ratio
+is the median over pairs of steps, so that a machine that is busy at times changes it little. The
+model is a random checkpoint of SmolLM2-135M's shape unless `--model` names another. The adapters
+are random and change all linear layers.
 """
 
 import argparse
@@ -17,13 +18,16 @@ from pathlib import Path
 
 import torch
 from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 from benchmarks.checkpoints import SHAPES, make_adapter, make_checkpoint
-from benchmarks.decode import Direct, Load, Measure
+from benchmarks.decode import Direct, Load
+
+_WARM = 3  # steps that do not count
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Return the report of all rounds."""
+    """Return the report of all steps."""
     model = options.model or make_checkpoint(folder / "model", SHAPES["135m"])
     executor = TorchExecutor.load(model, dtype=options.dtype, device="cpu", threads=options.threads)
     names = [f"adapter {number}" for number in range(options.adapters)]
@@ -31,22 +35,18 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object
     for number, name in enumerate(names):
         made = make_adapter(folder / name, model, rank=options.rank, seed=number)
         size += executor.load_adapter(name, made).bytes
-    benches = {"without": Direct(executor), "with": Direct(executor, names)}
-    load = Load(options.prompt, options.new)
-    found: dict[str, list[Measure]] = {way: [] for way in benches}
-    for bench in benches.values():
-        await bench.measure(options.runs, Load(options.prompt, 2))  # warms up
-    for number in range(options.rounds):
-        for way in sorted(benches, reverse=number % 2 == 0):
-            found[way].append(await benches[way].measure(options.runs, load))
+    load = Load(options.prompt, options.steps + _WARM)
+    pages = options.runs * -(-(load.prompt + load.new) // PAGE_TOKENS)
+    ways = {
+        "with": Direct(executor, names).steps(options.runs, load),
+        "without": Direct(executor).steps(options.runs, load, pages),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(load.new):
+        for way in sorted(ways, reverse=number % 2 == 0):
+            seconds[way].append(await anext(ways[way]))
     await executor.close()
-    return _report(options, size, found)
-
-
-def _report(
-    options: argparse.Namespace, size: int, found: dict[str, list[Measure]]
-) -> dict[str, object]:
-    pairs = list(zip(found["with"], found["without"], strict=True))
+    pairs = list(zip(seconds["without"], seconds["with"], strict=True))[_WARM:]
     return {
         "benchmark": "adapters",
         "runs": options.runs,
@@ -55,11 +55,15 @@ def _report(
         "adapter_bytes": size,
         "dtype": options.dtype,
         "threads": options.threads,
-        "decode_tokens_per_s": {
-            way: round(statistics.median(m.decode for m in each), 1) for way, each in found.items()
+        "steps": options.steps,
+        "tokens_per_s": {
+            way: round(options.runs / statistics.median(each[_WARM:]), 1)
+            for way, each in seconds.items()
         },
-        "decode_ratio": round(statistics.median(a.decode / b.decode for a, b in pairs), 3),
-        "whole_ratio": round(statistics.median(a.whole / b.whole for a, b in pairs), 3),
+        "fastest_step_ms": {
+            way: round(1000 * min(each[_WARM:]), 2) for way, each in seconds.items()
+        },
+        "ratio": round(statistics.median(a / b for a, b in pairs), 3),
     }
 
 
@@ -74,8 +78,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
-    parser.add_argument("--new", type=int, default=16, help="tokens that each run decodes")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=100, help="of each way")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     return parser.parse_args()
 

@@ -83,16 +83,22 @@ class Direct:
 
     async def measure(self, runs: int, load: Load) -> Measure:
         """Prefill all prompts, then decode all runs in step."""
-        pages = -(-(load.prompt + load.new) // PAGE_TOKENS)
-        tables = [np.arange(i * pages, (i + 1) * pages, dtype=np.int32) for i in range(runs)]
-        prompts = [_prompt(run, load.prompt) for run in range(runs)]
         started = time.perf_counter()
-        # The last prompt token of every run goes into one step, whose answers are the first tokens.
+        times = [time.perf_counter() async for _ in self.steps(runs, load)]
+        first, ended = times[0], times[-1]
+        return Measure(runs * (load.new - 1) / (ended - first), runs * load.new / (ended - started))
+
+    async def steps(self, runs: int, load: Load, first_page: int = 0) -> AsyncIterator[float]:
+        """Prefill all prompts, then yield the seconds of each step that decodes all runs."""
+        pages = -(-(load.prompt + load.new) // PAGE_TOKENS)
+        begins = range(first_page, first_page + runs * pages, pages)
+        tables = [np.arange(begin, begin + pages, dtype=np.int32) for begin in begins]
+        prompts = [_prompt(run, load.prompt) for run in range(runs)]
         options = [self._prefills[run % len(self._prefills)] for run in range(runs)]
+        # The last prompt token of every run goes into one step, whose answers are the first tokens.
         for rows in _prefills(prompts, tables, options):
             await self._executor.run(Batch(rows))
         tokens = np.array([prompt[-1] for prompt in prompts])
-        first = started
         for step in range(load.new):
             start = load.prompt - 1 + step
             rows = [
@@ -101,13 +107,12 @@ class Direct:
                 )
                 for i in range(runs)
             ]
+            began = time.perf_counter()
             results = await self._executor.run(Batch(rows))
+            seconds = time.perf_counter() - began
             answers = b"".join(result for result in results if isinstance(result, bytes))
             tokens = np.frombuffer(answers, np.uint32)[::2]
-            if step == 0:
-                first = time.perf_counter()
-        ended = time.perf_counter()
-        return Measure(runs * (load.new - 1) / (ended - first), runs * load.new / (ended - started))
+            yield seconds
 
 
 def _prompt(run: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
