@@ -27,7 +27,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of adapters for the tiny model, by names."""
     folder = tmp_path_factory.mktemp("adapters")
     return {
-        name: make_adapter(folder / name, tiny_model.path(), rank=rank, seed=rank)
+        name: make_adapter(folder / name, tiny_model.path(), rank=rank, seed=rank, lora_alpha=64)
         for name, rank in (("e2e-one", 4), ("e2e-two", 16))
     }
 
