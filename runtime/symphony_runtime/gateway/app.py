@@ -141,8 +141,7 @@ async def serve(
             _admission(config, load), administration.check, administration.ledger, limits, metrics,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
-        kernel.on_linked = administration.send_weights
-        administration.runs = runs
+        kernel.on_linked, administration.runs = administration.send_weights, runs
         requests = WorkerRequests(runs, programs, channels, egress)
         cpu = compiler.account = CpuReporter(runs, requests, kernel, store)
         progress = progress or StartupProgress()

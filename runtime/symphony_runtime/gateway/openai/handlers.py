@@ -204,8 +204,7 @@ async def create_answer(
     if keeps:
         body, asked = await join_conversation(request, body)
     program: Program | None = None  # the shipped one
-    served = await _served_model(request, name, model)
-    if served is not None:
+    if (served := await _served_model(request, name, model)) is not None:
         limits = RequestLimits.of(server.runs.limits.of(tenant))
         wanted = await run_sized(request, len(raw), partial(parse, asked, served, limits))
     else:
