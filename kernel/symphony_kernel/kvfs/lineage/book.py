@@ -33,7 +33,9 @@ class KeptTrail:
         """Whether a file of so many pages can be recomputed on so many frames."""
         if self.lost:
             return False
-        if not self.scratch_pages or 2 * pages + self.scratch_pages < frames:
+        if self.trail is None or not self.scratch_pages:
+            return True
+        if 2 * pages + self.scratch_pages < frames:
             return True
         if self.bound is None:
             self.bound = scratch_bound(self.trail)
