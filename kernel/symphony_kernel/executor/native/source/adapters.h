@@ -54,6 +54,7 @@ class AdaptedRows {
     template <class Table>
     void plan(int32_t rows, const Table &table) {
         tables_.assign(static_cast<size_t>(rows), nullptr);
+        leads_.assign(static_cast<size_t>(rows), 0);
         order_.clear();
         groups_.clear();
         blocks_ = 0;
@@ -68,6 +69,7 @@ class AdaptedRows {
         for (size_t first = 0; first < order_.size();) {
             const AdapterTable *own = tables_[order_[first]];
             size_t end = first;
+            leads_[order_[first]] = first == 0 || tables_[order_[first - 1]] != own;
             while (end < order_.size() && end < first + ROWS && tables_[order_[end]] == own) ++end;
             groups_.push_back({static_cast<int32_t>(first), static_cast<int32_t>(end - first)});
             first = end;
@@ -85,10 +87,16 @@ class AdaptedRows {
     }
     bool empty() const { return order_.empty(); }
 
-    // Computes the ranks of all rows for one product of a layer.
-    void shrink(Team &team, int32_t layer, AdapterPart part, const Inputs &inputs) {
+    // Computes the ranks of all rows for one product of a layer, of which `matrix` is multiplied
+    // next.
+    void shrink(Team &team, int32_t layer, AdapterPart part, const Matrix &matrix,
+                const Inputs &inputs) {
         if (empty()) return;
         index_ = layer * ADAPTER_PARTS + static_cast<int32_t>(part);
+        panels_ = matrix.count;
+        const Cut cut = cut_product(matrix, inputs.rows, team.threads());
+        // Which panel a thread probably takes next: see `multiply`.
+        ahead_ = cut.panels == 1 && cut.row_tasks == 1 ? team.threads() : 1;
         const auto blocks = static_cast<int32_t>(blocks_);
         team.run(static_cast<int32_t>(groups_.size()) * blocks, [&](int32_t task, int32_t) {
             const Group &group = groups_[task / blocks];
@@ -104,18 +112,29 @@ class AdaptedRows {
         if (empty() || !tables_[row]) return;
         const AdapterProduct &product = tables_[row]->products[index_];
         if (!product.blocks) return;
+        // Eight adapters are too many streams for the processor to see that they are some.
+        if (leads_[row] && panel + ahead_ < panels_) fetch(product, panel + ahead_);
         const uint32_t *ranks = shrunk_.data() + static_cast<size_t>(row) * stride_;
         left = expand_half(product, product.halves[2 * panel], ranks, left);
         right = expand_half(product, product.halves[2 * panel + 1], ranks, right);
     }
 
   private:
-    static constexpr int ROWS = 8;  // of one adapter that are multiplied together
+    static constexpr int ROWS = 8;    // of one adapter that are multiplied together
+    static constexpr int AHEAD = 24;  // units that are fetched in advance
     static constexpr size_t WORDS_A_BLOCK = LANES / U::PER_UNIT;
 
     struct Group {
         int32_t first, count;  // in `order_`
     };
+
+    static void fetch(const AdapterProduct &product, int32_t panel) {
+        const AdapterHalf &left = product.halves[2 * panel], &right = product.halves[2 * panel + 1];
+        const char *from = reinterpret_cast<const char *>(product.expand) + left.at * LINE_BYTES;
+        for (int32_t line = 0; line < left.count + right.count; ++line) {
+            _mm_prefetch(from + line * LINE_BYTES, _MM_HINT_T0);
+        }
+    }
 
     static __m512 expand_half(const AdapterProduct &product, const AdapterHalf &half,
                               const uint32_t *ranks, __m512 sum) {
@@ -142,6 +161,7 @@ class AdaptedRows {
         const uint32_t *weights =
             product.shrink + static_cast<size_t>(block) * product.units * LANES;
         for (int32_t unit = 0; unit < product.units; ++unit, weights += LANES) {
+            _mm_prefetch(reinterpret_cast<const char *>(weights + AHEAD * LANES), _MM_HINT_T0);
             const __m512i weight = _mm512_loadu_si512(weights);
 #pragma GCC unroll 8
             for (int i = 0; i < COUNT; ++i) {
@@ -166,12 +186,14 @@ class AdaptedRows {
     };
 
     std::vector<const AdapterTable *> tables_;  // by row
+    std::vector<uint8_t> leads_;                // by row: the first one of its adapter
     std::vector<int32_t> order_;                // the rows with an adapter, by adapter
     std::vector<Group> groups_;
     std::vector<uint32_t> shrunk_;  // [rows][stride]: each row's ranks
     size_t rows_ = 0, stride_ = 0;
     int64_t blocks_ = 0;  // of any product of any adapter in the step
     int32_t index_ = 0;  // of the product, among all of the network
+    int32_t panels_ = 0, ahead_ = 1;
 };
 
 }  // namespace symphony

@@ -386,7 +386,7 @@ class TypedDecoder : public Decoder {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        adapted_.shrink(team_, index, AdapterPart::QKV, inputs(normed_, 0, rows));
+        adapted_.shrink(team_, index, AdapterPart::QKV, layer.qkv, inputs(normed_, 0, rows));
         multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), scratch(),
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         adapted_.expand(row, panel, left, right);
@@ -417,12 +417,12 @@ class TypedDecoder : public Decoder {
             store(to, _mm512_add_ps(load(to), left));
             store(to + LANES, _mm512_add_ps(load(to + LANES), right));
         };
-        adapted.shrink(team_, index, AdapterPart::OUTPUT, inputs(mixed, 0, rows));
+        adapted.shrink(team_, index, AdapterPart::OUTPUT, layer.output, inputs(mixed, 0, rows));
         multiply<T>(team_, layer.output, inputs(mixed, 0, rows), scratch(), add);
         watch.mark(Phase::OUTPUT);
         norm(stream, layer.middle_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        adapted.shrink(team_, index, AdapterPart::GATE_UP, inputs(normed_, 0, rows));
+        adapted.shrink(team_, index, AdapterPart::GATE_UP, layer.gate_up, inputs(normed_, 0, rows));
         multiply<T>(team_, layer.gate_up, inputs(normed_, 0, rows), scratch(),
                     [&](int32_t row, int32_t panel, __m512 gate, __m512 up) {
                         adapted.expand(row, panel, gate, up);
@@ -430,7 +430,7 @@ class TypedDecoder : public Decoder {
                                        _mm512_mul_ps(silu(gate), up), 0xFFFF);
                     });
         watch.mark(Phase::GATE_UP);
-        adapted.shrink(team_, index, AdapterPart::DOWN, inputs(middle_, 0, rows));
+        adapted.shrink(team_, index, AdapterPart::DOWN, layer.down, inputs(middle_, 0, rows));
         multiply<T>(team_, layer.down, inputs(middle_, 0, rows), scratch(), add);
         watch.mark(Phase::DOWN);
     }
