@@ -1,5 +1,6 @@
 """Rows with adapters compute what merged weights compute, alone and in any batch."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,11 @@ def test_row_whose_adapter_is_dropped_fails_and_no_other(rig: ExecutorRig, tmp_p
         for name in ("", "a")
     ]
     before = rig.run(rows)
-    rig.executor.drop_adapter("a")
+
+    async def drop() -> None:
+        rig.executor.drop_adapter("a")
+
+    asyncio.run(drop())
     plain, failed = rig.run(rows)
     assert plain == before[0]
     assert isinstance(failed, SyscallError)
