@@ -1,14 +1,15 @@
 """The time of a step, predicted from its rows and learned from steps that end.
 
-    seconds = base(new tokens) + sum over rows of (attention + sampling + bitmask)
+    seconds = base(new tokens) + sum over rows of (attention + adapter + sampling + bitmask)
 
 `base` is piecewise linear: a constant, since the weights are read once for all rows, and a slope
 for each range of new tokens, which also learns that more tokens read more of a model's experts.
 Attention is linear in the entries that decode rows read, and in tokens times entries for prompts.
-Layers with a sliding window read no more than the window. Sampling has a coefficient for each kind
-of row that executors treat differently. A bitmask costs what its grammar took lately. Each step
-that ends corrects the coefficients by a Kalman filter. Its covariance says how far each may be off,
-and which of them together. No numbers of a machine are assumed.
+Layers with a sliding window read no more than the window. Tokens with an adapter have a
+coefficient. Sampling has one for each kind of row that executors treat differently. A bitmask costs
+what its grammar took lately. Each step that ends corrects the coefficients by a Kalman filter. Its
+covariance says how far each may be off, and which of them together. No numbers of a machine are
+assumed.
 """
 
 from bisect import bisect_right
@@ -52,9 +53,10 @@ LISTED: Final = 3  # places that return the best tokens
 DENSE: Final = 4  # places that return logits, or chosen log-probabilities
 BIASED: Final = 5  # places with a bias or a mask of their own
 FORMED: Final = 6  # 1.0 of a step that the host forms, 0.0 of a look-ahead step
-_FEATURES: Final = 7
+ADAPTED: Final = 7  # tokens that an adapter computes
+_FEATURES: Final = 8
 _FIRST: Final = 1 + len(_SEGMENTS)  # coefficients: a step's, each segment's, then the features'
-_SIZE: Final = _FIRST + 7
+_SIZE: Final = _FIRST + 8
 
 
 Float64 = npt.NDArray[np.float64]
@@ -109,8 +111,11 @@ class StepLoad:
         kind = ENTRIES if count == 1 else PRODUCTS
         features[kind] += 0.001 * reach.entries(request.file.length + start, count)
         options = request.options
-        if options is not DEFAULT and start + count == request.count:
-            _add_places(features, options, request.count)
+        if options is not DEFAULT:
+            if options.adapter:
+                features[ADAPTED] += count
+            if start + count == request.count:
+                _add_places(features, options, request.count)
         if request.matcher is not None:
             self.seconds += request.matcher.seconds
 
@@ -201,8 +206,11 @@ class StepCost:
         found = 0.001 * entries * self._values[_FIRST + kind]
         if request.matcher is not None:
             found += request.matcher.seconds
-        if request.options is not DEFAULT and start + count == request.count:
-            found += self._places_seconds(request)
+        if request.options is not DEFAULT:
+            if request.options.adapter:
+                found += count * self._values[_FIRST + ADAPTED]
+            if start + count == request.count:
+                found += self._places_seconds(request)
         return found
 
     def _places_seconds(self, request: Request) -> float:
@@ -251,8 +259,11 @@ class StepCost:
         before = request.file.length + request.placed
         found = self._decode if request.count == 1 else float(tokens)
         found += self._entry * self.reach.entries(before, tokens)
-        if request.options is not DEFAULT and request.placed + tokens >= request.count:
-            found += self._places_seconds(request) / self._token
+        if request.options is not DEFAULT:
+            if request.options.adapter:
+                found += tokens * self._values[_FIRST + ADAPTED] / self._token
+            if request.placed + tokens >= request.count:
+                found += self._places_seconds(request) / self._token
         return found
 
     # -- Learning --------------------------------------------------------------------------------

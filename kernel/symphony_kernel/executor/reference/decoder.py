@@ -7,12 +7,14 @@ multiplication, which costs less than reading them again.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm
 
+from symphony_kernel.executor.adapters.files import Where
+from symphony_kernel.executor.adapters.reference import AdaptedTokens
 from symphony_kernel.executor.models.config import ModelConfig, Rope
 from symphony_kernel.executor.models.loader import Tensors
 from symphony_kernel.executor.models.quantization import Quantization
@@ -28,6 +30,8 @@ from symphony_kernel.executor.reference.attention import Group, Scores, attend
 from symphony_kernel.executor.reference.linear import Linear, doubled, packs
 from symphony_kernel.executor.reference.mlp import Mlp, RoutedMlp
 
+_QKV = (Product.QUERY, Product.KEY, Product.VALUE)
+
 
 @dataclass(slots=True)
 class Inputs:
@@ -39,6 +43,7 @@ class Inputs:
     groups: dict[int | None, list[Group]]  # by window
     wanted: Tensor  # [w] int64: tokens with results
     indices: list[int]  # of the rows with places in the batch, in the order of `wanted`
+    adapted: list[AdaptedTokens] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -128,13 +133,16 @@ class Decoder:
             x = x * self._embedding_scale
         tables = {rope: each.tables(inputs.positions) for rope, each in self._rotary.items()}
         for index, layer in enumerate(self._layers):
-            norms = layer.norms
+            norms, adapted = layer.norms, inputs.adapted
             normed = self._rms_norm(x, norms.input)
-            out = self._attention(layer, normed, tables[layer.rope], inputs, pool[index])
-            x = self._add(layer.output, self._doubled(out), norms.attended, x)
+            out = self._attention(index, normed, tables[layer.rope], inputs, pool[index])
+            where = index, Product.OUTPUT
+            x = self._add(layer.output, where, self._doubled(out), norms.attended, x, adapted)
             normed = self._rms_norm(x, norms.middle)
             if isinstance(layer.mlp, Mlp):
-                x = self._add(layer.mlp.down, layer.mlp.middle(normed), norms.transformed, x)
+                middle = self._middle(index, layer.mlp, normed, adapted)
+                where = index, Product.DOWN
+                x = self._add(layer.mlp.down, where, middle, norms.transformed, x, adapted)
             else:
                 x = x + self._rms_norm(layer.mlp(normed), norms.transformed)
         return self._rms_norm(x.index_select(0, inputs.wanted), self._norm)
@@ -146,11 +154,37 @@ class Decoder:
         cap = self.config.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    def _add(self, product: Linear, x: Tensor, norm: Tensor | None, residual: Tensor) -> Tensor:
+    def _middle(self, index: int, mlp: Mlp, normed: Tensor, adapted: list[AdaptedTokens]) -> Tensor:
+        """Return the input of a layer's down projection."""
+        middle = mlp.middle(normed)
+        if adapted:  # the other rows keep the bits that they have in a step without adapters
+            gate, up = mlp.gate(normed), mlp.up(normed)
+            for each in adapted:
+                each.add(gate, normed, index, Product.GATE)
+                each.add(up, normed, index, Product.UP)
+                # Not in the type itself: its bits depend on how many rows there are.
+                wide = mlp.joined(gate[each.tokens].double(), up[each.tokens].double())
+                middle[each.tokens] = wide.to(middle.dtype)
+        return middle
+
+    def _add(
+        self,
+        product: Linear,
+        where: Where,
+        x: Tensor,
+        norm: Tensor | None,
+        residual: Tensor,
+        adapted: list[AdaptedTokens],
+    ) -> Tensor:
         """Return the residual stream with a product's result, normed if the model does that."""
         if self._reduce is None and norm is None:
-            return product.plus(x, residual)
+            added = product.plus(x, residual)
+            for each in adapted:
+                each.add(added, x, *where)
+            return added
         out = product(x)
+        for each in adapted:
+            each.add(out, x, *where)
         if self._reduce is not None:
             self._reduce(out)
         return self._rms_norm(out, norm).add_(residual)
@@ -169,16 +203,21 @@ class Decoder:
 
     def _attention(
         self,
-        layer: _Layer,
+        index: int,
         normed: Tensor,
         tables: tuple[Tensor, Tensor],
         inputs: Inputs,
         pool: Tensor,
     ) -> Tensor:
-        config = self.config
+        config, layer = self.config, self._layers[index]
         heads, kv_heads = config.heads, config.kv_heads
         wide = heads + kv_heads
-        qkv = layer.qkv(normed).view(-1, wide + kv_heads, config.head_dim)
+        flat = layer.qkv(normed)
+        for adapted in inputs.adapted:
+            parts = flat.tensor_split((heads * config.head_dim, wide * config.head_dim), 1)
+            for part, product in zip(parts, _QKV, strict=True):
+                adapted.add(part, normed, index, product)
+        qkv = flat.view(-1, wide + kv_heads, config.head_dim)
         qkv = qkv[: len(inputs.slots)]  # without a doubled row
         norms = layer.norms
         turned = qkv[:, :wide]

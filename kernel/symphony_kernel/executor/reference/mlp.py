@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from symphony_kernel.executor.models.config import Activation, Experts, ModelConfig
 from symphony_kernel.executor.reference.linear import Linear, doubled
@@ -13,17 +14,23 @@ class Mlp:
     def __init__(self, config: ModelConfig, gate: Linear, up: Linear, down: Linear) -> None:
         self._activation = config.activation
         self._slope, self._limit = config.gate_slope, config.gate_limit
-        self._gate, self._up = gate, up
-        self.down = down
+        self.gate, self.up, self.down = gate, up, down
 
     def middle(self, x: Tensor) -> Tensor:
         """Return what `down` multiplies, [n, middle], of [n, hidden]."""
         if self._activation is Activation.SILU:
-            return self._up.times(x, self._gate.silu(x))
+            return self.up.times(x, self.gate.silu(x))
         if self._activation is Activation.GELU_TANH:
-            return self._up.times(x, self._gate.gelu(x))
-        gate = self._gate(x).clamp_(max=self._limit)
-        up = self._up(x).clamp_(-self._limit, self._limit)
+            return self.up.times(x, self.gate.gelu(x))
+        return self.joined(self.gate(x), self.up(x))
+
+    def joined(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Join results of gate and up, [n, middle] each, which are overwritten."""
+        if self._activation is Activation.SILU:
+            return silu(gate).mul_(up)
+        if self._activation is Activation.GELU_TANH:
+            return gelu(gate, approximate="tanh").mul_(up)
+        gate, up = gate.clamp_(max=self._limit), up.clamp_(-self._limit, self._limit)
         return gate.mul_(torch.sigmoid(gate * self._slope)).mul_(up.add_(1.0))
 
 
@@ -40,7 +47,7 @@ class RoutedMlp:
         """Return the weighted sums of the chosen experts' results, [n, hidden]."""
         weights, chosen = self._choose(self._router(self._doubled(x))[: len(x)].float())
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in sorted(set(chosen.flatten().tolist())):
+        for expert in chosen.unique().tolist():
             rows, places = (chosen == expert).nonzero(as_tuple=True)
             mlp, mine = self._mlps[expert], self._doubled(x.index_select(0, rows))
             found = mlp.down(mlp.middle(mine))[: len(rows)].float()

@@ -330,18 +330,20 @@ class TypedDecoder : public Decoder {
         team_.lend(answers.allowed);
         const Awake awake(team_);
         attention_.plan(rows);
+        plan_adapters(rows, tokens);
         embed(tokens.tokens, rows.tokens);
         watch.mark(Phase::PLAN);
         for (int32_t layer = 0; layer < shape_.layers; ++layer) {
             attend(layer, rows.tokens, watch);
             if (layer + 1 < shape_.layers) {
-                transform(layer, stream_, mixed_, rows.tokens, watch);
+                transform(layer, stream_, mixed_, adapted_, rows.tokens, watch);
             }
         }
         // The second half of the last layer computes the wanted tokens only.
         choose(tokens);
         watch.mark(Phase::PLAN);
-        transform(shape_.layers - 1, chosen_, chosen_mixed_, tokens.wanted_count, watch);
+        transform(shape_.layers - 1, chosen_, chosen_mixed_, chosen_adapted_, tokens.wanted_count,
+                  watch);
         norm(chosen_, weights_.last_norm(), tokens.wanted_count, last_);
         watch.mark(Phase::NORM);
         project(0, count, logits);
@@ -394,6 +396,20 @@ class TypedDecoder : public Decoder {
 
     static Inputs inputs(const Rows<Factor> &from, int32_t first, int32_t rows) {
         return Inputs{from.row(first), from.stride() * T::WORDS / T::PER_UNIT, rows};
+    }
+
+    void plan_adapters(const StepRows &rows, const StepTokens &tokens) {
+        adapted_.clear();
+        chosen_adapted_.clear();
+        if (!tokens.adapters) return;
+        adapters_.clear();
+        for (int32_t row = 0; row < rows.rows; ++row) {
+            const int32_t count = rows.offsets[row + 1] - rows.offsets[row];
+            adapters_.insert(adapters_.end(), count, tokens.adapters[row]);
+        }
+        adapted_.plan(rows.tokens, [&](int32_t token) { return adapters_[token]; });
+        chosen_adapted_.plan(tokens.wanted_count,
+                             [&](int32_t index) { return adapters_[tokens.wanted[index]]; });
     }
 
     void embed(const uint32_t *tokens, int32_t count) {
@@ -504,8 +520,9 @@ class TypedDecoder : public Decoder {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
+        adapted_.shrink(team_, index, AdapterPart::QKV, layer.qkv, inputs(normed_, 0, rows));
         multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), tiles_,
-                    into(qkv_));
+                    adapted(adapted_, into(qkv_)));
         watch.mark(Phase::QKV);
         const bool whole = shape_.head_norm == HeadNorm::WHOLE;
         if (whole) norm_heads(layer, rows);
@@ -533,9 +550,11 @@ class TypedDecoder : public Decoder {
 
     // The rest of a layer, on rows of the stream and of attention's output.
     void transform(int32_t index, const Rows<float> &stream, const Rows<Factor> &mixed,
-                   int32_t rows, Stopwatch &watch) {
+                   AdaptedRows<Factors> &adapted_rows, int32_t rows, Stopwatch &watch) {
         const Layer &layer = weights_.layer(index);
-        add_product(layer.output, mixed, layer.attended_norm, rows, stream);
+        adapted_rows.shrink(team_, index, AdapterPart::OUTPUT, layer.output,
+                            inputs(mixed, 0, rows));
+        add_product(layer.output, mixed, layer.attended_norm, rows, stream, adapted_rows);
         watch.mark(Phase::OUTPUT);
         norm(stream, layer.middle_norm, rows, normed_);
         watch.mark(Phase::NORM);
@@ -546,8 +565,10 @@ class TypedDecoder : public Decoder {
                 [&](int32_t expert) -> const Matrix & { return mlp(layer, expert).gate_up; },
                 inputs(gathered_, 0, routing_.places()), tiles_, into_middle());
         } else {
+            adapted_rows.shrink(team_, index, AdapterPart::GATE_UP, layer.mlps[0].gate_up,
+                                inputs(normed_, 0, rows));
             multiply<T>(team_, layer.mlps[0].gate_up, inputs(normed_, 0, rows), tiles_,
-                        into_middle());
+                        adapted(adapted_rows, into_middle()));
         }
         watch.mark(Phase::GATE_UP);
         if (shape_.experts) {
@@ -557,7 +578,10 @@ class TypedDecoder : public Decoder {
                 inputs(middle_, 0, routing_.places()), tiles_, into(results_));
             add_results(layer.transformed_norm, rows, stream);
         } else {
-            add_product(layer.mlps[0].down, middle_, layer.transformed_norm, rows, stream);
+            adapted_rows.shrink(team_, index, AdapterPart::DOWN, layer.mlps[0].down,
+                                inputs(middle_, 0, rows));
+            add_product(layer.mlps[0].down, middle_, layer.transformed_norm, rows, stream,
+                        adapted_rows);
         }
         watch.mark(Phase::DOWN);
     }
@@ -575,6 +599,15 @@ class TypedDecoder : public Decoder {
         };
     }
 
+    // The same after adapters have added to the sums.
+    template <class Out>
+    static auto adapted(const AdaptedRows<Factors> &rows, const Out &out) {
+        return [&rows, out](int32_t row, int32_t panel, __m512 left, __m512 right) {
+            rows.expand(row, panel, left, right);
+            out(row, panel, left, right);
+        };
+    }
+
     auto into_middle() {
         return [this](int32_t row, int32_t panel, __m512 gate, __m512 up) {
             Factors::store(middle_.row(row) + panel * LANES, activated(gate, up), 0xFFFF);
@@ -589,18 +622,20 @@ class TypedDecoder : public Decoder {
 
     // Adds a product to the stream, after a norm if there is one.
     void add_product(const Matrix &matrix, const Rows<Factor> &from, const float *weight,
-                     int32_t rows, const Rows<float> &stream) {
+                     int32_t rows, const Rows<float> &stream,
+                     const AdaptedRows<Factors> &adapted_rows) {
         if (weight) {
-            multiply<T>(team_, matrix, inputs(from, 0, rows), tiles_, into(branch_));
+            multiply<T>(team_, matrix, inputs(from, 0, rows), tiles_,
+                        adapted(adapted_rows, into(branch_)));
             add_branch(weight, rows, stream);
             return;
         }
-        multiply<T>(team_, matrix, inputs(from, 0, rows), tiles_,
-                    [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
-                        float *to = stream.row(row) + panel * PANEL;
-                        store(to, _mm512_add_ps(load(to), left));
-                        store(to + LANES, _mm512_add_ps(load(to + LANES), right));
-                    });
+        const auto add = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+            float *to = stream.row(row) + panel * PANEL;
+            store(to, _mm512_add_ps(load(to), left));
+            store(to + LANES, _mm512_add_ps(load(to + LANES), right));
+        };
+        multiply<T>(team_, matrix, inputs(from, 0, rows), tiles_, adapted(adapted_rows, add));
     }
 
     // Chooses the experts of the rows in `normed_`, and gathers the rows of each.
@@ -685,6 +720,8 @@ class TypedDecoder : public Decoder {
     Rows<Factor> gathered_;
     Rows<float> results_;
     Rows<char> tiles_;  // a product's inputs, quantized
+    std::vector<const AdapterTable *> adapters_;  // by token of the step
+    AdaptedRows<Factors> adapted_, chosen_adapted_;
 };
 
 }  // namespace
