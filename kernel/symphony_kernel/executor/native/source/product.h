@@ -217,6 +217,16 @@ inline Cut cut_product(int32_t count, int64_t row_dots, int64_t panel_bytes, int
     return cut;
 }
 
+inline Cut cut_product(const Matrix &matrix, int32_t rows, int32_t threads) {
+    if (matrix.quantized()) {
+        constexpr int64_t BLOCK_DOTS = BLOCK * PANEL / LINE_BYTES;
+        return cut_product(matrix.count, matrix.blocks() * BLOCK_DOTS,
+                           matrix.format.panel_bytes(matrix.depth), TILE_ROWS, rows, threads);
+    }
+    return cut_product(matrix.count, static_cast<int64_t>(matrix.units) * 2,
+                       static_cast<int64_t>(matrix.panel_units() * 4), ROWS_MAX, rows, threads);
+}
+
 // Calls work(panel, next panel, first row, end of rows) for all parts of a product, on the team's
 // threads.
 template <class Work>
@@ -258,21 +268,15 @@ template <class T, class Out>
 void multiply(Team &team, const Matrix &matrix, const Inputs &inputs, Rows<char> &tiles,
               const Out &out) {
     if (inputs.rows == 0) return;
+    const Cut cut = cut_product(matrix, inputs.rows, team.threads());
     if (matrix.quantized()) {
         quantize_rows<T>(team, matrix, inputs, tiles);
-        constexpr int64_t BLOCK_DOTS = BLOCK * PANEL / LINE_BYTES;
-        const Cut cut = cut_product(matrix.count, matrix.blocks() * BLOCK_DOTS,
-                                    matrix.format.panel_bytes(matrix.depth), TILE_ROWS,
-                                    inputs.rows, team.threads());
         run_cut(team, cut, matrix.count, inputs.rows,
                 [&](int32_t index, int32_t next, int32_t row, int32_t row_end) {
                     multiply_quantized_panel(matrix, index, next, tiles, row, row_end, out);
                 });
         return;
     }
-    const Cut cut = cut_product(matrix.count, static_cast<int64_t>(matrix.units) * 2,
-                                static_cast<int64_t>(matrix.panel_units() * 4), ROWS_MAX,
-                                inputs.rows, team.threads());
     run_cut(team, cut, matrix.count, inputs.rows,
             [&](int32_t index, int32_t next, int32_t row, int32_t row_end) {
                 multiply_panel<T>(matrix, index, next, inputs, row, row_end, out);
