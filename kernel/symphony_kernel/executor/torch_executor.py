@@ -83,6 +83,7 @@ class TorchExecutor:
         self._last: Results = []  # of the last step, for a step that follows it
         # Only a CudaNetwork can launch a step before the one that it follows has ended.
         self._ahead = network if isinstance(network, CudaNetwork) else None
+        self.launches_ahead = self._ahead is not None
         self._last_prepared: Any = None  # the step that was given last
         self._device_lost = device_lost
 
@@ -161,20 +162,22 @@ class TorchExecutor:
         """Compute one step, in one hop to the device's thread and one hop back."""
         prepared = self.network.prepare(batch.rows) if batch.rows else None
         step, chain = partial(self._step, batch, prepared), batch.chain
-        if self._ahead is not None:
-            self._launch_ahead(self._ahead, batch, prepared)
-        if chain is None:
-            return self._thread.start(step)
-        begin = partial(self._begin_chained, chain, batch, prepared)
-        return self._thread.start(step, begin, chain.may_batch_delivery)
-
-    def _launch_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
-        """Let the network launch a chained step early, if it has nothing but rows."""
+        batch.prepared = prepared
         before, self._last_prepared = self._last_prepared, prepared
-        if batch.chain is None or before is None or prepared is None or batch.copies:
-            return
-        if batch.saves is None and batch.loads is None and batch.poison is None:
-            network.launch_after(prepared, before, batch.chain)
+        if chain is not None and chain.before is not None:
+            before = chain.before.prepared
+        follows = before is not None and _may_run_ahead(batch) and prepared is not None
+        follows = follows and self._ahead is not None and prepared.follow(before, chain)
+        if chain is None:
+            outcome = self._thread.start(step)
+        else:
+            begin = partial(self._begin_chained, chain, batch, prepared)
+            outcome = self._thread.start(step, begin, chain.may_batch_delivery)
+        if follows and self._ahead is not None:
+            # Only now that the thread begins it when the step in front has ended: a launch without
+            # a begin would leave open whether it may be revoked.
+            self._ahead.launch_after(prepared, before)
+        return outcome
 
     def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
         if prepared is None:
@@ -213,7 +216,7 @@ class TorchExecutor:
                 if self._ahead is not None and prepared is not None:
                     self._ahead.drop_step(prepared)
                 return []
-            results = self._last = self._rows(batch, prepared)
+            results = self._last = batch.results = self._rows(batch, prepared)
             return results
         finally:
             if batch.saves is not None or batch.loads is not None:
@@ -224,7 +227,7 @@ class TorchExecutor:
         if not constrained:
             return self._compute(batch, prepared)
         # The masks are made while the step computes.
-        tokens = None if batch.chain is None else batch.chain.tokens
+        tokens = _late_tokens(batch)
         buffers = None if prepared is None else self.network.mask_buffers(prepared)
         self._masks.begin(batch.rows, constrained, tokens, buffers)
         results = None
@@ -286,6 +289,24 @@ def _split_places(
             before = hidden
     if requests:
         yield first, requests, owners
+
+
+def _may_run_ahead(batch: Batch) -> bool:
+    """Whether a batch has nothing but rows, as what is launched ahead must."""
+    moves = batch.saves is not None or batch.loads is not None or batch.poison is not None
+    return not (batch.copies or moves)
+
+
+def _late_tokens(batch: Batch) -> list[int] | None:
+    """Return each row's only token, if all came from the step before."""
+    chain = batch.chain
+    if chain is None or chain.tokens is None:
+        return None
+    if not chain.committed:
+        return chain.tokens
+    for row, token in zip(batch.rows, chain.tokens, strict=False):  # the other rows have theirs
+        row.tokens = np.array([token], np.uint32)
+    return None
 
 
 def free_device_memory(name: str) -> int | None:

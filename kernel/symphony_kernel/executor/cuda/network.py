@@ -5,7 +5,7 @@ capturing. So its tests need no GPU.
 """
 
 import logging
-import time
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Float32, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
-from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
 from symphony_kernel.executor.cuda.flashinfer_kernels import (
     FlashInferAttention,
@@ -42,7 +41,7 @@ from symphony_kernel.protocol.pred_options import Get
 _log = logging.getLogger(__name__)
 
 _TOKENS_AT_FIRST = 8_192  # FlashInfer's operators have indices for so many tokens from the start
-# How long the device's thread sleeps between checks for a step that follows the running one.
+# How long the device's thread waits for a step's follower between checks for the step's end.
 _LOOK_SECONDS = 20e-6
 
 
@@ -84,6 +83,7 @@ class CudaNetwork:
         self.graphs = self._make_graphs(graph_rows)
         self._hidden = self._pool.new_empty(0)
         self.launched_ahead = 0  # steps launched before the steps that they follow had ended
+        self._follower_known = threading.Event()  # a step that follows has been given
 
     # -- Kernels --------------------------------------------------------------------------------
     def _find_library(self) -> Any | None:
@@ -176,14 +176,14 @@ class CudaNetwork:
         packed = pack(plan, self._windows, others, self._pinned)
         return PreparedStep(len(rows), plan, packed, choices, graph=size is not None)
 
-    def launch_after(self, step: PreparedStep, before: PreparedStep, chain: Chain) -> None:
-        """Let `step`, which follows `before`, be launched early.
+    def launch_after(self, step: PreparedStep, before: PreparedStep) -> None:
+        """Let `step`, which follows `before` (`PreparedStep.follow`), be launched early.
 
-        Called on the thread that queues steps, right after `prepare`. The step must consist of rows
-        only: no copies, no moves.
+        Called on the thread that queues steps. The step must consist of rows only: no copies, no
+        moves.
         """
-        if step.take_tokens_from(before, chain):
-            before.following = step
+        before.following = step
+        self._follower_known.set()
 
     def mask_buffers(self, step: PreparedStep) -> BitmaskBuffers | None:  # noqa: ARG002
         return None
@@ -242,11 +242,11 @@ class CudaNetwork:
         step.launched = Launched(inputs, logits, chosen, record, done)
 
     def _launch_following(self, step: PreparedStep) -> bool:
-        """Launch the step that follows a running step; return whether that is known."""
+        """Launch the step that follows a running step; False: none is known that may run."""
         following = step.following
-        if following is None:
+        if following is None or not following.take():
             return False
-        if following.launched is None and following.waits:
+        if following.launched is None:
             try:
                 self._launch(following, early=True)
             # not an error of this step; the following step is launched in its turn
@@ -257,13 +257,14 @@ class CudaNetwork:
         return True
 
     def _wait(self, step: PreparedStep) -> None:
-        """Wait for a step's end; in a chain, check for the next step meanwhile."""
+        """Wait for a step's end, and launch the step behind it as soon as that is known."""
         assert step.launched is not None
         done = step.launched.done
+        self._follower_known.clear()
         while not self._launch_following(step):
-            if step.before is None or done is None or _has_ended(done):
+            if done is None or not step.choices.whole or _has_ended(done):
                 break
-            time.sleep(_LOOK_SECONDS)
+            self._follower_known.wait(_LOOK_SECONDS)
         step.launched.wait()
 
     def _outputs(self, inputs: Inputs) -> Tensor:
