@@ -16,6 +16,7 @@ import torch
 
 from symphony_kernel.executor.base import (
     Batch,
+    KVLayout,
     ModelInfo,
     Results,
     Row,
@@ -23,6 +24,8 @@ from symphony_kernel.executor.base import (
 )
 from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
+from symphony_kernel.executor.cuda.flashinfer_kernels import find_flashinfer, unsupported
+from symphony_kernel.executor.cuda.memory import divide_memory, pages_left
 from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
@@ -137,7 +140,9 @@ class TorchExecutor:
             loading = Weights(directory, config, kind, place, progress)
             with torch.inference_mode(), loading as weights:
                 if place.type == "cuda":
-                    return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
+                    decoder = CudaDecoder(config, weights, kind)
+                    room = pages if pool_bytes is not None else _pages_left(decoder, layout, places)
+                    return CudaNetwork(decoder, room, places)
                 if library is None:
                     return TorchNetwork(Decoder(config, weights, kind, quantized), pages)
                 return NativeNetwork(
@@ -150,6 +155,8 @@ class TorchExecutor:
             network = thread.call(build)
             if isinstance(network, NativeNetwork):
                 thread.ring = network.ring
+            elif isinstance(network, CudaNetwork):
+                pages = network.page_count
             return cls(model, network, pages, places, thread, parallel.device_lost)
         except BaseException:
             thread.stop()
@@ -312,6 +319,24 @@ def _late_tokens(batch: Batch) -> list[int] | None:
 def free_device_memory(name: str) -> int | None:
     """Return the device's free bytes; None: it uses the machine's memory."""
     return torch.cuda.mem_get_info()[0] if _device(name) == "cuda" else None
+
+
+def _pages_left(decoder: CudaDecoder, layout: KVLayout, places: int) -> int:
+    """Return the pages for which a GPU has room, when a model's weights are loaded."""
+    torch.cuda.empty_cache()  # what loading took
+    free, _ = torch.cuda.mem_get_info(decoder.device)
+    processors = torch.cuda.get_device_properties(decoder.device).multi_processor_count
+    config = decoder.config
+    library = unsupported(config, decoder.dtype) is None and find_flashinfer() is not None
+    memory = divide_memory(
+        config,
+        decoder.dtype.itemsize,
+        free,
+        logits_places=places,
+        processors=processors,
+        flashinfer=library,
+    )
+    return pages_left(layout.page_bytes, memory)
 
 
 def _device(name: str) -> str:

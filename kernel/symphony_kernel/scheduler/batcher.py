@@ -1,6 +1,6 @@
 """Level 2, what runs now: forms one step from the waiting requests, in fair order.
 
-A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is taken a quantum at a
+A step is full at its limits of new tokens (`step_sizes`) or rows. A prompt is taken a quantum at a
 time: after each, the least served run comes first. So decodes, which cost little, are in every
 step, and a prompt gets the tokens that they leave. A tree is taken whole or not at all.
 
@@ -29,9 +29,11 @@ from symphony_kernel.protocol.limits import (
     MASKS_MS_MAX,
     PAGE_TOKENS,
     PREFILL_QUANTUM_TOKENS,
+    PREFILL_QUANTUM_TOKENS_GPU,
     PREFILL_TOKENS_MIN,
     STEP_ROWS_MAX,
     STEP_TOKENS_MAX,
+    STEP_TOKENS_MAX_GPU,
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get
 from symphony_kernel.request import Request
@@ -53,6 +55,13 @@ class StepLimits:
     delivery_ms: float = 0.0
     # What tenants may have of the processors in addition to steps; by default without bound.
     cpu: CpuOptions = field(default_factory=CpuOptions)
+
+
+def step_sizes(computes: str) -> tuple[int, int]:
+    """Return the most tokens of a step, and the quantum, for a device (`Executor.computes`)."""
+    if computes == "cuda":
+        return STEP_TOKENS_MAX_GPU, PREFILL_QUANTUM_TOKENS_GPU
+    return STEP_TOKENS_MAX, PREFILL_QUANTUM_TOKENS
 
 
 class Chunk:

@@ -572,9 +572,7 @@ class Scheduler:
         loads = self._steps[-1].loads
         return tenant not in loads and queue.counter(tenant) > self._shares.reached(loads, 1)
 
-    def _step_space(
-        self, now: float, following: int = 0
-    ) -> tuple[int, StepBudget | None, float]:
+    def _step_space(self, now: float, following: int = 0) -> tuple[int, StepBudget | None, float]:
         """Return the prompt tokens, the tenants' budget and the seconds of the next step.
 
         The tokens fit next to the decodes, and to `following` rows. The seconds are for a step with

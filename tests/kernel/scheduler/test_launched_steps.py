@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import pytest
 from symphony_kernel.executor.base import Batch, Results
@@ -13,7 +14,7 @@ from symphony_kernel.executor.simulated_gpu import SimulatedGPU
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_kernel.scheduler.batcher import StepLimits, step_sizes
 
 from tests.support.kernel.rig import A, B, KernelRig, start, tokens, with_kernel
 
@@ -157,6 +158,35 @@ def test_prompt_in_chunks_is_computed_beside_generations_without_a_gap() -> None
     assert gpu.mixed >= 300 // 64
     assert gpu.in_vain == 0
     assert pauses == [pytest.approx(0.0, abs=1e-6)]
+
+
+def test_steps_of_a_gpus_size_keep_the_time_between_tokens() -> None:
+    """A prompt of 6,000 tokens would take 120 ms in one step: others' tokens come in time."""
+    gap_ms = 40.0
+    sizes: list[int] = []
+    generations = []
+
+    async def test(rig: KernelRig) -> None:
+        worker = await start(rig)
+        await start(rig, 2)
+        made = worker.generate(1, A, tokens(1), max=60)
+        await asyncio.sleep(0.1)
+        prompt = tokens(*(n % 64 for n in range(6_000)))
+        assert await worker.generate(2, A, prompt, max=1).end == b""
+        assert await made.end == b""
+        alone = worker.generate(2, A, tokens(*range(60)) * 50, max=1)
+        assert await alone.end == b""
+        generations.append(made.times)
+        sizes.append(rig.kernel.statistics()["steps"])
+
+    most, quantum = step_sizes("cuda")
+    assert (most, quantum) == (8_192, 512)
+    assert step_sizes("native") == step_sizes("torch") == (512, 64)
+    run_on_gpu(test, StepLimits(tokens=most, quantum=quantum, decode_gap_ms=gap_ms))
+    [times] = generations
+    gaps = [after - before for before, after in pairwise(times)]
+    assert max(gaps) <= 1.1 * gap_ms / 1000
+    assert max(gaps) > 0.5 * gap_ms / 1000, "the time is used"
 
 
 def test_generation_that_reaches_its_maximum_does_not_hold_up_the_others() -> None:

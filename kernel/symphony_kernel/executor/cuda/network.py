@@ -69,7 +69,7 @@ class CudaNetwork:
         self._decoder = decoder
         self._windows = decoder.windows
         self._logits_places = logits_places
-        self._padding_page = pages
+        self.page_count = self._padding_page = pages
         self._pinned = self._device.type == "cuda"
         self._pool = torch.zeros(
             (config.layers, pages + 1, 2, PAGE_TOKENS, config.kv_heads, config.head_dim),
