@@ -25,7 +25,7 @@ class _Plan:
     page_size: int
     window_left: int
     causal: bool
-    mask: Tensor | None
+    mask: Tensor | None  # uint8, of bits
     q_type: torch.dtype
     kv_type: torch.dtype
 
@@ -41,14 +41,14 @@ def _check_table(indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_si
     assert ((last_page_len >= 1) & (last_page_len <= page_size)).all()
 
 
-def _visible(plan: _Plan, row: int, qo_len: int, kv_len: int, mask_begin: int) -> Tensor:
+def _visible(plan: _Plan, qo_len: int, kv_len: int, mask_begin: int) -> Tensor:
     """`DefaultAttention`'s mask: variants.cuh and the prefill kernel's causal one."""
     qo_idx = torch.arange(qo_len)[:, None]
     kv_idx = torch.arange(kv_len)[None]
     visible = torch.ones(qo_len, kv_len, dtype=torch.bool)
     if plan.mask is not None:
-        part = plan.mask[mask_begin : mask_begin + qo_len * kv_len]
-        visible &= part.reshape(qo_len, kv_len)
+        offset = qo_idx * kv_len + kv_idx
+        visible &= (plan.mask[mask_begin + offset // 8] >> (offset % 8) & 1).bool()
     elif plan.causal:
         visible &= kv_idx + qo_len <= kv_len + qo_idx
     if plan.window_left >= 0:
@@ -56,7 +56,9 @@ def _visible(plan: _Plan, row: int, qo_len: int, kv_len: int, mask_begin: int) -
     return visible
 
 
-def _attend(plan: _Plan, q: Tensor, cache: Tensor, out: Tensor) -> None:
+def _attend(
+    plan: _Plan, q: Tensor, cache: Tensor, out: Tensor, mask_indptr: Tensor | None = None
+) -> None:
     assert q.dtype == plan.q_type
     assert cache.dtype == plan.kv_type
     assert q.shape == out.shape == (int(plan.qo_indptr[-1]), plan.heads, plan.head_dim)
@@ -64,7 +66,6 @@ def _attend(plan: _Plan, q: Tensor, cache: Tensor, out: Tensor) -> None:
     assert q.stride(-1) == 1
     assert cache.shape[1:] == (2, plan.page_size, plan.kv_heads, plan.head_dim)
     group = plan.heads // plan.kv_heads
-    mask_begin = 0
     for row in range(len(plan.last_page_len)):
         pages = plan.indices[plan.kv_indptr[row] : plan.kv_indptr[row + 1]].long()
         assert ((pages >= 0) & (pages < len(cache))).all(), "a page that there is not"
@@ -74,15 +75,18 @@ def _attend(plan: _Plan, q: Tensor, cache: Tensor, out: Tensor) -> None:
             cache[pages, part].flatten(0, 1)[:length].double().repeat_interleave(group, 1)
             for part in (0, 1)
         )
-        visible = _visible(plan, row, end - begin, length, mask_begin)
-        mask_begin += (end - begin) * length
+        mask_begin = 0
+        if plan.mask is not None:
+            assert mask_indptr is not None
+            assert mask_indptr.dtype == torch.int32
+            mask_begin = int(mask_indptr[row])
+            assert mask_begin + -(-(end - begin) * length // 8) <= len(plan.mask)
+        visible = _visible(plan, end - begin, length, mask_begin)
         assert visible.any(dim=1).all(), "a token that sees nothing"
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].double(), keys)
         scores = scores / math.sqrt(plan.head_dim)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
-    if plan.mask is not None:
-        assert mask_begin == len(plan.mask)
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -161,6 +165,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert kv_layout == "NHD"
         self._backend = backend
         self._plan: _Plan | None = None
+        self._mask_indptr_buf: Tensor | None = None
 
     def plan(
         self,
@@ -172,7 +177,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         num_kv_heads: int,
         head_dim_qk: int,
         page_size: int,
-        custom_mask: Tensor | None = None,
+        packed_custom_mask: Tensor | None = None,
         causal: bool = False,
         pos_encoding_mode: str = "NONE",
         window_left: int = -1,
@@ -187,18 +192,24 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert len(qo_indptr) == len(paged_kv_indptr)
         assert qo_indptr[0] == 0
         assert (qo_indptr.diff() >= 1).all()
-        if custom_mask is not None:
+        for array in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
+            assert array.device.type == "cpu", "else plan waits for the device"
+        if packed_custom_mask is not None:
             assert self._backend == "fa2", "other kernels know no masks"
-            assert custom_mask.dtype == torch.bool
+            assert packed_custom_mask.dtype == torch.uint8
+            lengths = (paged_kv_indptr.diff() - 1) * page_size + paged_kv_last_page_len
+            # As there: in bits, which is wrong for all rows but the first.
+            self._mask_indptr_buf = torch.zeros_like(qo_indptr)
+            self._mask_indptr_buf[1:] = torch.cumsum(qo_indptr.diff() * lengths, 0)
         self._plan = _Plan(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-            num_qo_heads, num_kv_heads, head_dim_qk, page_size, window_left, causal, custom_mask,
-            q_data_type, kv_data_type or q_data_type,
+            num_qo_heads, num_kv_heads, head_dim_qk, page_size, window_left, causal,
+            packed_custom_mask, q_data_type, kv_data_type or q_data_type,
         )  # fmt: skip
 
     def run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor) -> Tensor:
         assert self._plan is not None
-        _attend(self._plan, q, paged_kv_cache, out)
+        _attend(self._plan, q, paged_kv_cache, out, self._mask_indptr_buf)
         return out
 
 

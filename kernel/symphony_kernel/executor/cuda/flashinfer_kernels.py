@@ -8,9 +8,9 @@ documentation lacks:
   again before that: see `_PlannedWrapper`.
 * The decode wrapper with tensor cores is the prefill kernel, for any number of heads a group. The
   one without supports groups of 1, 2, 3, 4 and 8 only. So one compiled module does everything.
-* `packed_custom_mask` is read at offsets that count bits where the kernel expects bytes, which is
-  right for one row only. So trees pass `custom_mask`, which `plan` packs on the device; then all
-  its index tensors must be on the device, too.
+* With `custom_mask`, `plan` packs masks on the device and waits for it four times. With
+  `packed_custom_mask` it waits for nothing, but `_mask_indptr_buf`, where rows' masks begin, counts
+  bits where the kernel expects bytes (variants.cuh). So trees pass packed masks, and then set it.
 * `indices` on the host are copied with a wait for the device, so they are moved before.
 * With a custom or a causal mask, `window_left` is how many entries before itself a token sees.
 """
@@ -122,7 +122,7 @@ class FlashInferAttention:
             if len(plan.chunks_indptr) > 1:
                 self._plan_chunks(inputs, number, window_left(window))
             if len(plan.trees_indptr) > 1:
-                self._plan_trees(inputs, number, inputs.masks[window])
+                self._plan_trees(inputs, number)
 
     def run(self, window: int, queries: Tensor, cache: Tensor, out: Tensor) -> None:
         assert self._inputs is not None
@@ -175,17 +175,20 @@ class FlashInferAttention:
             **self._shape,
         )
 
-    def _plan_trees(self, inputs: Inputs, number: int, mask: Tensor) -> None:
-        self._wrapper("trees", number).plan(
-            qo_indptr=inputs.moved["trees_indptr"],
-            paged_kv_indptr=inputs.device("trees", number, "indptr"),
+    def _plan_trees(self, inputs: Inputs, number: int) -> None:
+        planned = self._wrapper("trees", number)
+        mask, begins = inputs.tree_mask(number)
+        planned.plan(
+            qo_indptr=inputs.packed.on_host("trees_indptr"),
+            paged_kv_indptr=inputs.host("trees", number, "indptr"),
             paged_kv_indices=inputs.device("trees", number, "indices"),
-            paged_kv_last_page_len=inputs.device("trees", number, "last_page_len"),
+            paged_kv_last_page_len=inputs.host("trees", number, "last_page_len"),
             head_dim_qk=self._head_dim,
-            custom_mask=mask,
+            packed_custom_mask=mask,
             window_left=-1,  # the mask has the window, which counts along a path
             **self._shape,
         )
+        planned.wrapper._mask_indptr_buf = begins  # noqa: SLF001 - see the module's docstring
 
 
 class GraphAttention(FlashInferAttention):

@@ -31,7 +31,7 @@ from symphony_kernel.executor.cuda.model import CudaDecoder, Tokens
 from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
-from symphony_kernel.executor.cuda.sampler import choices_of, choose
+from symphony_kernel.executor.cuda.sampler import apply_bitmasks, choices_of, choose
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
 from symphony_kernel.executor.sampling import SamplingRequest, answer, host_floats
 from symphony_kernel.protocol.errno import SyscallError
@@ -192,8 +192,15 @@ class CudaNetwork:
         """Compute a step, and launch the step that follows it, if that is known."""
         if step.launched is None:
             self._launch(step)
+        made = None
+        if step.choices.masked:
+            assert masks is not None
+            made = masks()  # while the device computes
+            self._choose(step, made)
         self._wait(step)
-        results = step.results({} if masks is None else masks())
+        if made is None:
+            made = {} if masks is None else masks()
+        results = step.results(made)
         before = step.before
         if before is not None:
             before.clear()
@@ -226,20 +233,35 @@ class CudaNetwork:
         if early:
             step.copy_tokens(inputs)
         hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
-        logits = chosen = record = None
-        if step.choices.requests:
-            logits = self._decoder.logits(hidden)
-        if logits is not None and len(step.choices.chosen):
-            chosen = choose(logits, step.choices, inputs.moved)
-            record = chosen.record
+        logits = self._decoder.logits(hidden) if step.choices.requests else None
+        step.launched = Launched(inputs, logits)
+        if step.choices.masked:
+            self._note_end(step.launched)  # of all but the choice, which waits for bitmasks
+        else:
+            self._choose(step, {})
+
+    def _choose(self, step: PreparedStep, masks: RowMasks) -> None:
+        """Choose a launched step's tokens on the device, and have them brought to the host."""
+        launched, choices = step.launched, step.choices
+        assert launched is not None
+        logits = launched.logits
+        if logits is not None and len(choices.chosen):
+            moved = launched.inputs.moved
+            if choices.masked:
+                bits = [masks[row] for row in choices.masked]
+                apply_bitmasks(logits, bits, moved, self._pinned)
+            launched.chosen = chosen = choose(logits, choices, moved)
+            launched.record = chosen.record
             if self._pinned:
-                record = torch.empty(record.shape, dtype=record.dtype, pin_memory=True)
-                record.copy_(chosen.record, non_blocking=True)
-        done = None
+                record = torch.empty(chosen.record.shape, dtype=torch.int32, pin_memory=True)
+                launched.record = record.copy_(chosen.record, non_blocking=True)
+        self._note_end(launched)
+
+    def _note_end(self, launched: Launched) -> None:
+        """Record an event behind all that a step has launched so far."""
         if self._pinned:
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        step.launched = Launched(inputs, logits, chosen, record, done)
+            launched.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.done.record()
 
     def _launch_following(self, step: PreparedStep) -> bool:
         """Launch the step that follows a running step; False: none is known that may run."""

@@ -35,10 +35,10 @@ class Launched:
     """What a launched step has on the device."""
 
     inputs: Inputs
-    logits: Tensor | None  # [w, vocab_size], if results are left to compute from them
-    chosen: SampledTokens | None
-    record: Tensor | None  # of `chosen`, on its way to the host
-    done: "torch.cuda.Event | None"  # None: done already, on a CPU
+    logits: Tensor | None  # [w, vocab_size], if there are places
+    chosen: SampledTokens | None = None
+    record: Tensor | None = None  # of `chosen`, on its way to the host
+    done: "torch.cuda.Event | None" = None  # None: done already, on a CPU
 
     def wait(self) -> None:
         if self.done is not None:

@@ -21,6 +21,8 @@ from tests.support.executor.chains import NEVER, chained_batches, one_by_one, ro
 from tests.support.executor.cuda import CPU_WAYS, SIZES, WAYS, Way, load_cuda
 from tests.support.executor.models import (
     POOL_PAGES,
+    VOCAB,
+    Allows,
     ExecutorRig,
     as_logits,
     copy_of,
@@ -199,6 +201,29 @@ def test_mixed_step_is_launched_ahead_behind_revoked_ones(rig: ExecutorRig) -> N
     assert tokens_of(second)[:2] == expected[1]
     assert tokens_of(third) == [*expected[2], int(logits[20].argmax())]
     assert network_of(rig).launched_ahead == 2
+
+
+def test_constrained_steps_are_launched_ahead_with_allowed_tokens(rig: ExecutorRig) -> None:
+    """Each bitmask comes while its step computes; the next step takes the token from there."""
+    tables = [rig.table(STEPS) for _ in range(3)]
+    allowed = [[4, 9, 50], list(range(0, VOCAB, 2))]
+
+    def batches(tables: list[Int32]) -> list[Batch]:
+        made = chained_batches(STEPS, tables, [SAMPLE, ARGMAX, LIKELY])
+        for batch in made:
+            batch.rows[0].matcher, batch.rows[2].matcher = map(Allows, allowed)
+        return made
+
+    found = [tokens_of(results) for results in run_held(rig, batches(tables))]
+    assert network_of(rig).launched_ahead == STEPS - 1
+    assert all(one in allowed[0] and three in allowed[1] for one, _, three in found)
+    again, tokens = [rig.table(STEPS) for _ in range(3)], [1] * 3
+    for start, (batch, expected) in enumerate(zip(batches(again), found, strict=True)):
+        for row, token in zip(batch.rows, tokens, strict=True):
+            row.tokens = np.array([token], np.uint32)
+        batch.chain = None
+        tokens = tokens_of(asyncio.run(rig.executor.run(batch)))
+        assert tokens == expected, start
 
 
 def test_plain_step_behind_another_is_launched_ahead(rig: ExecutorRig) -> None:
