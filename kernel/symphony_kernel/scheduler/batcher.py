@@ -26,14 +26,14 @@ from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
+    GPU_PREFILL_QUANTUM_TOKENS,
+    GPU_STEP_TOKENS_MAX,
     MASKS_MS_MAX,
     PAGE_TOKENS,
     PREFILL_QUANTUM_TOKENS,
-    PREFILL_QUANTUM_TOKENS_GPU,
     PREFILL_TOKENS_MIN,
     STEP_ROWS_MAX,
     STEP_TOKENS_MAX,
-    STEP_TOKENS_MAX_GPU,
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get
 from symphony_kernel.request import Request
@@ -60,7 +60,7 @@ class StepLimits:
 def step_sizes(computes: str) -> tuple[int, int]:
     """Return the most tokens of a step, and the quantum, for a device (`Executor.computes`)."""
     if computes == "cuda":
-        return STEP_TOKENS_MAX_GPU, PREFILL_QUANTUM_TOKENS_GPU
+        return GPU_STEP_TOKENS_MAX, GPU_PREFILL_QUANTUM_TOKENS
     return STEP_TOKENS_MAX, PREFILL_QUANTUM_TOKENS
 
 

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 HEAD_DIMS = (64, 128, 256)  # supported by all of its operators that are used here
 _WORKSPACE_BYTES_MIN = 128 << 20  # the documentation's recommendation
 _LAYOUT = "NHD"
+_APPEND_THREADS_MAX = 1_024  # of a block, which appends one token's K and V
 # Of a tile of queries, in tokens times the heads of a group, as its scheduler picks them.
 _TILES = (16, 64, 128)
 
@@ -50,6 +51,8 @@ def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
         return f"it computes bfloat16, not {dtype}"
     if config.head_dim not in HEAD_DIMS:
         return f"it supports heads of {', '.join(map(str, HEAD_DIMS))}, not {config.head_dim}"
+    if config.kv_heads * config.head_dim // 8 > _APPEND_THREADS_MAX:
+        return f"its append has {_APPEND_THREADS_MAX} threads, a thread for 8 numbers of all heads"
     if config.hidden_size % 8 or config.intermediate_size % 8:
         return "its loads are of 16 bytes: hidden and intermediate sizes must be multiples of 8"
     return None

@@ -16,9 +16,9 @@ from symphony_kernel.executor.cuda.pages import STAGING_BYTES
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.protocol.limits import (
+    GPU_STEP_TOKENS_MAX,
     KV_POOL_PAGES_MAX,
     STEP_ROWS_MAX,
-    STEP_TOKENS_MAX_GPU,
 )
 
 _log = logging.getLogger(__name__)
@@ -97,4 +97,4 @@ def _step_bytes(config: ModelConfig, element_bytes: int, logits_places: int) -> 
     token = element_bytes * (4 * config.hidden_size + heads + 3 * config.intermediate_size)
     places = min(logits_places, STEP_ROWS_MAX)
     sorting = _SORTED_FACTOR * 4 * places * config.vocab_size
-    return max(STEP_TOKENS_MAX_GPU * token, sorting)
+    return max(GPU_STEP_TOKENS_MAX * token, sorting)
