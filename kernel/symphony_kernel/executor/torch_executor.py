@@ -5,6 +5,7 @@ computes, so the kernel's event loop runs at the same time.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
@@ -47,7 +48,7 @@ from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
+from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT, LOOKAHEAD_STEPS_MAX
 from symphony_kernel.protocol.pred_options import Get
 
 _T = TypeVar("_T")
@@ -87,7 +88,8 @@ class TorchExecutor:
         # Only a CudaNetwork can launch a step before the one that it follows has ended.
         self._ahead = network if isinstance(network, CudaNetwork) else None
         self.launches_ahead = self._ahead is not None
-        self._last_prepared: Any = None  # the step that was given last
+        # The batches that were given last, without any other work between them.
+        self._given: deque[Batch] = deque(maxlen=LOOKAHEAD_STEPS_MAX + 2)
         self._device_lost = device_lost
 
     @classmethod
@@ -169,12 +171,8 @@ class TorchExecutor:
         """Compute one step, in one hop to the device's thread and one hop back."""
         prepared = self.network.prepare(batch.rows) if batch.rows else None
         step, chain = partial(self._step, batch, prepared), batch.chain
-        batch.prepared = prepared
-        before, self._last_prepared = self._last_prepared, prepared
-        if chain is not None and chain.before is not None:
-            before = chain.before.prepared
-        follows = before is not None and _may_run_ahead(batch) and prepared is not None
-        follows = follows and self._ahead is not None and prepared.follow(before, chain)
+        before = self._note_given(batch, prepared) if self._ahead is not None else None
+        follows = before is not None and prepared is not None and prepared.follow(before, chain)
         if chain is None:
             outcome = self._thread.start(step)
         else:
@@ -185,6 +183,20 @@ class TorchExecutor:
             # a begin would leave open whether it may be revoked.
             self._ahead.launch_after(prepared, before)
         return outcome
+
+    def _note_given(self, batch: Batch, prepared: Any) -> Any:
+        """Return the prepared step behind which a batch may be launched ahead of its turn."""
+        given, chain = self._given, batch.chain
+        if prepared is None or not _may_run_ahead(batch):
+            given.clear()  # what is given next must not be launched before this
+        before = given[-1] if given else None
+        if chain is not None and chain.before is not None:
+            # In between are only steps that were revoked; other work would have cleared them.
+            before = chain.before if any(each is chain.before for each in given) else None
+        if prepared is not None:
+            batch.prepared = prepared
+            given.append(batch)
+        return None if before is None else before.prepared
 
     def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
         if prepared is None:
@@ -203,7 +215,7 @@ class TorchExecutor:
         self._thread.call(lambda: self.pages.open_host(pages))
 
     async def after_steps(self, work: Callable[[], _T]) -> _T:
-        self._last_prepared = None  # what is given next must not be launched before this
+        self._given.clear()  # what is given next must not be launched before this
         return await self._thread.start(work)
 
     def _step(self, batch: Batch, prepared: Any) -> Results:

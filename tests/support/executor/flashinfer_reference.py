@@ -89,6 +89,50 @@ def _attend(
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
 
 
+class _Module:
+    """The compiled module that a decode wrapper plans with: its arguments as in 0.6.13."""
+
+    def plan(
+        self,
+        float_workspace: Tensor,
+        int_workspace: Tensor,
+        pinned_workspace: Tensor,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_lengths: Tensor,
+        total_rows: int,
+        batch_size: int,
+        heads: int,
+        kv_heads: int,
+        page_size: int,
+        in_graph: bool,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        causal: bool,
+        window_left: int,
+        fixed_split_size: int,
+        disable_split_kv: bool,
+        colocated_blocks: int,
+    ) -> list[int]:
+        for workspace in (float_workspace, int_workspace, pinned_workspace):
+            assert workspace.dtype == torch.uint8
+        for array in (qo_indptr, kv_indptr, kv_lengths):
+            assert array.dtype == torch.int32
+            assert array.device.type == "cpu"
+            assert array.is_contiguous()
+        assert qo_indptr.tolist() == list(range(batch_size + 1))
+        assert total_rows == batch_size == len(kv_lengths) == len(kv_indptr) - 1
+        assert heads % kv_heads == 0
+        assert head_dim_qk == head_dim_vo
+        assert in_graph
+        assert not causal
+        assert window_left >= -1
+        assert (fixed_split_size, disable_split_kv, colocated_blocks) == (-1, False, 0)
+        pages = kv_indptr.diff()
+        assert (-(-kv_lengths // page_size) == pages).all()
+        return kv_lengths.tolist()
+
+
 class BatchDecodeWithPagedKVCacheWrapper:
     def __init__(
         self,
@@ -105,6 +149,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
         assert float_workspace_buffer.dtype == torch.uint8
         assert backend in ("auto", "fa2")
         self._tensor_cores = use_tensor_cores
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = torch.zeros(8, dtype=torch.uint8)
+        self._pin_memory_int_workspace_buffer = torch.zeros(8, dtype=torch.uint8)
+        self._plan_info: list[int] | None = None
+        self.plans = 0  # calls of `plan`, for tests
         self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
         if use_cuda_graph:
             assert paged_kv_indptr_buffer is not None
@@ -114,6 +163,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
             self._buffers = (
                 paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
             )  # fmt: skip
+            self._paged_kv_indptr_buf = paged_kv_indptr_buffer
+            self._paged_kv_indices_buf = paged_kv_indices_buffer
+            self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
         self._plan: _Plan | None = None
 
     def plan(
@@ -144,8 +196,13 @@ class BatchDecodeWithPagedKVCacheWrapper:
             fixed_indptr.copy_(indptr)
             fixed_last.copy_(last_page_len)
             fixed_indices[: len(indices)].copy_(indices)
+            if self._tensor_cores:
+                self._cached_module = _Module()
+            lengths = (indptr.diff() - 1) * page_size + last_page_len
+            self._plan_info = lengths.tolist()
             indptr, last_page_len = fixed_indptr, fixed_last
             indices = fixed_indices
+        self.plans += 1
         self._plan = _Plan(
             torch.arange(len(last_page_len) + 1), indptr, indices, last_page_len,
             num_qo_heads, num_kv_heads, head_dim, page_size, window_left, False, None,
@@ -154,6 +211,10 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
     def run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor) -> Tensor:
         assert self._plan is not None
+        if self._plan_info is not None:
+            plan = self._plan
+            lengths = (plan.kv_indptr.diff() - 1) * plan.page_size + plan.last_page_len
+            assert lengths.tolist() == self._plan_info, "planned for another step"
         _attend(self._plan, q, paged_kv_cache, out)
         return out
 

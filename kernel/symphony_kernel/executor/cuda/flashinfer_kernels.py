@@ -11,12 +11,16 @@ documentation lacks:
 * With `custom_mask`, `plan` packs masks on the device and waits for it four times. With
   `packed_custom_mask` it waits for nothing, but `_mask_indptr_buf`, where rows' masks begin, counts
   bits where the kernel expects bytes (variants.cuh). So trees pass packed masks, and then set it.
+* `plan` looks for the longest row with Python's `max` over a tensor. A graph's wrapper is therefore
+  planned by its module after the first time, through attributes that are FlashInfer's own.
 * `indices` on the host are copied with a wait for the device, so they are moved before.
 * With a custom or a causal mask, `window_left` is how many entries before itself a token sees.
 """
 
+# ruff: noqa: SLF001 - FlashInfer's attributes: see the module's docstring
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,11 +88,14 @@ class _PlannedWrapper:
 
     def plan(self, **given: Any) -> None:
         """Plan the wrapper for the step that is computed next."""
+        self.plan_by(lambda: self.wrapper.plan(**given))
+
+    def plan_by(self, plan: Callable[[], None]) -> None:
         if self._planned is None:
-            self.wrapper.plan(**given)
+            plan()
             return
         self._planned.synchronize()  # returns at once before the first plan
-        self.wrapper.plan(**given)
+        plan()
         self._planned.record()
 
 
@@ -191,7 +198,7 @@ class FlashInferAttention:
             window_left=-1,  # the mask has the window, which counts along a path
             **self._shape,
         )
-        planned.wrapper._mask_indptr_buf = begins  # noqa: SLF001 - see the module's docstring
+        planned.wrapper._mask_indptr_buf = begins
 
 
 class GraphAttention(FlashInferAttention):
@@ -223,6 +230,53 @@ class GraphAttention(FlashInferAttention):
                 backend="fa2",
             )
             self._wrappers["decodes", number] = _PlannedWrapper(wrapper, pages.device)
+        self._begins = torch.arange(rows + 1, dtype=torch.int32)
+
+    def _plan_decodes(self, inputs: Inputs, number: int, left: int) -> None:
+        planned = self._wrapper("decodes", number)
+        if getattr(planned.wrapper, "_cached_module", None) is None:  # it is planned first
+            super()._plan_decodes(inputs, number, left)
+        else:
+            planned.plan_by(lambda: self._plan_again(planned.wrapper, inputs, number, left))
+
+    def _plan_again(self, wrapper: Any, inputs: Inputs, number: int, left: int) -> None:
+        """Do what a wrapper's `plan` does after the first time, without Python over the rows.
+
+        As in 0.6.13, of a wrapper with tensor cores in a graph.
+        """
+        indices = inputs.device("decodes", number, "indices")
+        buffers = (
+            (wrapper._paged_kv_indptr_buf, inputs.device("decodes", number, "indptr")),
+            (
+                wrapper._paged_kv_last_page_len_buf,
+                inputs.device("decodes", number, "last_page_len"),
+            ),
+            (wrapper._paged_kv_indices_buf[: len(indices)], indices),
+        )
+        for buffer, values in buffers:
+            buffer.copy_(values, non_blocking=True)
+        rows, shape = inputs.plan.decodes, self._shape
+        wrapper._plan_info = wrapper._cached_module.plan(
+            wrapper._float_workspace_buffer,
+            wrapper._int_workspace_buffer,
+            wrapper._pin_memory_int_workspace_buffer,
+            self._begins,
+            inputs.host("decodes", number, "indptr"),
+            inputs.host("decodes", number, "lengths"),
+            rows,  # new tokens
+            rows,
+            shape["num_qo_heads"],
+            shape["num_kv_heads"],
+            shape["page_size"],
+            True,  # in a graph
+            self._head_dim,
+            self._head_dim,
+            False,  # not causal: one token sees all
+            left,
+            -1,  # no fixed size of parts
+            False,  # parts are allowed
+            0,  # no blocks of other kernels next to it
+        )
 
 
 class FlashInferOperators:

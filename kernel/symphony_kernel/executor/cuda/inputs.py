@@ -12,7 +12,7 @@ from symphony_kernel.executor.cuda.plan import Paged, StepPlan, packed_mask
 from symphony_kernel.executor.cuda.staging import MovedArrays, StagedArrays
 
 Kind = Literal["decodes", "chunks", "trees"]
-Part = Literal["indptr", "indices", "last_page_len"]
+Part = Literal["indptr", "indices", "last_page_len", "lengths"]  # lengths: of decodes alone
 KINDS: tuple[Kind, ...] = ("decodes", "chunks", "trees")
 
 
@@ -38,6 +38,8 @@ def pack(
                 arrays[f"{kind} {number} indptr"] = paged.indptr
                 arrays[f"{kind} {number} indices"] = paged.indices
                 arrays[f"{kind} {number} last_page_len"] = paged.last_page_len
+        if plan.decodes:
+            arrays[f"decodes {number} lengths"] = plan.reaches[window].decodes.lengths
         if len(plan.trees_indptr) > 1:
             bits, begins = packed_mask(plan.reaches[window], plan.trees_indptr)
             arrays[f"trees {number} mask"], arrays[f"trees {number} mask_indptr"] = bits, begins

@@ -226,6 +226,43 @@ def test_constrained_steps_are_launched_ahead_with_allowed_tokens(rig: ExecutorR
         assert tokens == expected, start
 
 
+@pytest.mark.parametrize("what", ["work", "moves"])
+def test_mixed_step_is_not_launched_before_other_work_in_between(
+    rig: ExecutorRig, what: str
+) -> None:
+    """Such as pages that come from elsewhere, which the step's new rows read."""
+    tables, prompt = [rig.table(STEPS)], random_tokens(17)
+    source, target = rig.table(17), rig.table(17)
+    rig.run([make_row(prompt[:16], source, 0, ARGMAX)])
+    [expected] = rig.logits([make_row(prompt, rig.table(17))])
+    copies = [copy_of(source, target, np.arange(16))]
+    first = Batch(rows_at(0, tables, [ARGMAX], [1]))
+    rows = [*rows_at(1, tables, [ARGMAX]), make_row(prompt[16:], target, 16, ARGMAX)]
+    mixed = Batch(rows, chain=Chain([0], [NEVER], before=first))
+    may_begin = threading.Event()
+
+    async def main() -> Results:
+        executor = rig.executor
+        executor._thread.start(lambda: may_begin.wait(20))
+        executor.start(first)
+        if what == "moves":
+            executor.start(Batch([], copies))
+        else:
+            work = asyncio.ensure_future(
+                executor.after_steps(lambda: rig.executor.pages.copy(*copies))
+            )
+            await asyncio.sleep(0)
+        outcome = executor.start(mixed)
+        may_begin.set()
+        found = await outcome
+        if what == "work":
+            await work
+        return found
+
+    assert tokens_of(asyncio.run(main()))[1] == int(expected[16].argmax())
+    assert network_of(rig).launched_ahead == 0
+
+
 def test_plain_step_behind_another_is_launched_ahead(rig: ExecutorRig) -> None:
     one, two = random_tokens(9), random_tokens(20)
     expected = rig.logits([make_row(one, rig.table(9)), make_row(two, rig.table(20))])

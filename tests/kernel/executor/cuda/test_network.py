@@ -283,6 +283,21 @@ def test_decode_steps_are_padded_to_the_next_graph_size(rig: ExecutorRig, way: W
     assert step(9).plan.decodes == 9
 
 
+@pytest.mark.parametrize("way", [CPU_WAYS["reference, padded"]], ids=["padded"])
+def test_graphs_are_planned_without_python_over_their_rows(rig: ExecutorRig, way: Way) -> None:
+    """After its first step a graph's wrapper is planned by FlashInfer's module alone."""
+    network = rig.executor.network
+    assert isinstance(network, CudaNetwork)
+    table = rig.table(40)
+    rig.run([make_row(random_tokens(30), table, 0, NOTHING)])
+    for entry in range(30, 36):
+        rig.run([make_row([entry], table, entry)])
+    attention: Any = network.graphs._graphs[1]._attention
+    wrappers = [planned.wrapper for planned in attention._wrappers.values()]
+    assert len(wrappers) == len(network._windows)
+    assert [wrapper.plans for wrapper in wrappers] == [1] * len(wrappers)
+
+
 @pytest.mark.parametrize("way", [pytest.param(Way("cuda", "bf16", 0.0), marks=ON_GPU)])
 def test_graphs_give_the_logits_of_steps_without(
     checkpoints: dict[str, Checkpoint], way: Way
