@@ -67,7 +67,7 @@ class SimulatedGPU(SimulatedExecutor):
         self._launch_seconds, self._host_seconds = 1e-6 * launch_us, 1e-6 * host_us
         self._given: deque[_Job] = deque()
         self._running: _Job | None = None
-        self._course: asyncio.Task[None] | None = None
+        self._worker: asyncio.Task[None] | None = None
         self._free_at = 0.0  # when the queue is empty
         self.launched = 0  # steps
         self.launched_ahead = 0  # of them, before the step in front had ended
@@ -93,8 +93,8 @@ class SimulatedGPU(SimulatedExecutor):
 
     def _give(self, job: _Job) -> StepFuture[Any]:
         self._given.append(job)
-        if self._course is None:
-            self._course = asyncio.create_task(self._run_jobs())
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._run_jobs())
         self._launch_following()
         return job.outcome
 
@@ -115,7 +115,7 @@ class SimulatedGPU(SimulatedExecutor):
             if not job.ends:
                 self._launch(job)
             await self._finish(job, batch)
-        self._course = None
+        self._worker = None
 
     async def _finish(self, job: _Job, batch: Batch) -> None:
         """Wait for a step's end and deliver its results; launch the next one meanwhile."""
