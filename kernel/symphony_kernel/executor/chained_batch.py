@@ -14,20 +14,24 @@ the step behind it. Otherwise each request that comes or ends would cost a whole
 
 from collections.abc import Container, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.protocol.errno import SyscallError
 
-if TYPE_CHECKING:
-    from symphony_kernel.executor.base import Batch
-
 # The placeholder for the token of a follower's row.
 BLANK: Final[npt.NDArray[np.uint32]] = np.zeros(1, np.uint32)
 BLANK.flags.writeable = False
 _TOKEN_BYTES: Final = 4  # first in a result
+
+
+class BatchInFront(Protocol):
+    """The part of `base.Batch` that a committed batch needs of the one in front."""
+
+    prepared: Any
+    results: list[bytes | SyscallError]
 
 
 class Chain:
@@ -49,7 +53,7 @@ class Chain:
         rows: list[int],
         stops: Sequence[Container[int]],
         may_batch_delivery: bool = True,
-        before: "Batch | None" = None,
+        before: BatchInFront | None = None,
     ) -> None:
         self.rows = rows
         self.stops = stops
