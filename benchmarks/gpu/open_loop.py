@@ -6,6 +6,7 @@ share of it. Runs come and end all the time there, while in the other parts all 
 
 import asyncio
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ SHARES = (0.5, 0.8)  # of the closed loop's rate
 CLOSED_SHARE_MIN = 0.9  # of the tokens asked for that come while they are asked for
 STREAMS_MAX = 64
 SECONDS = 30.0  # of each open loop
+_POOL_FACTOR = 4  # pages for so many times the streams: an open loop has more at times
 ROUNDS = 3  # of the closed loop: requests of each stream
 
 
@@ -27,7 +29,8 @@ def measure(
     model: Model, load: Load, room: Path | None, more: list[str], seconds: float
 ) -> list[Finding]:
     """Return findings of the closed loop, and of `seconds` of each open one."""
-    with served_model(model, [load], room, more) as (url, key, name):
+    room_for = replace(load, streams=_POOL_FACTOR * load.streams)
+    with served_model(model, [room_for], room, more) as (url, key, name):
         endpoint = Endpoint("symphony", url, name, key)
         return asyncio.run(_measure(model, endpoint, load, seconds))
 
