@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from symphony_kernel.executor.base import Batch, Results
@@ -128,7 +130,11 @@ def test_launched_steps_give_the_texts_of_steps_in_turn_in_less_time() -> None:
     assert found.seconds < 0.96 * in_turn.seconds
 
 
-def run_on_gpu(test, limits: StepLimits | None = None, device: type[GPU] = GPU) -> GPU:  # type: ignore[no-untyped-def]
+def run_on_gpu(
+    test: Callable[[KernelRig], Coroutine[Any, Any, None]],
+    limits: StepLimits | None = None,
+    device: type[GPU] = GPU,
+) -> GPU:
     made: list[GPU] = []
 
     def make(clock: Clock) -> SimulatedExecutor:
@@ -163,8 +169,7 @@ def test_prompt_in_chunks_is_computed_beside_generations_without_a_gap() -> None
 def test_steps_of_a_gpus_size_keep_the_time_between_tokens() -> None:
     """A prompt of 6,000 tokens would take 120 ms in one step: others' tokens come in time."""
     gap_ms = 40.0
-    sizes: list[int] = []
-    generations = []
+    generations: list[list[float]] = []
 
     async def test(rig: KernelRig) -> None:
         worker = await start(rig)
@@ -177,7 +182,6 @@ def test_steps_of_a_gpus_size_keep_the_time_between_tokens() -> None:
         alone = worker.generate(2, A, tokens(*range(60)) * 50, max=1)
         assert await alone.end == b""
         generations.append(made.times)
-        sizes.append(rig.kernel.statistics()["steps"])
 
     most, quantum = step_sizes("cuda")
     assert (most, quantum) == (8_192, 512)
