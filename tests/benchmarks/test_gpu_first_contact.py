@@ -1,6 +1,7 @@
 """What is taken to a GPU machine, and the stages that run there: all but the device."""
 
 import re
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_gathering_leaves_out_what_has_no_room(
             (folder / f"{package}.whl").write_bytes(bytes(10))
         return Ended(0)
 
-    monkeypatch.setattr(bundle.subprocess, "run", download)
+    monkeypatch.setattr(subprocess, "run", download)
     monkeypatch.setattr(bundle, "BUNDLE_BYTES_MAX", 10 * (len(KERNELS) + 4))
     left_out = bundle.gather(tmp_path, ROOT / "constraints.txt")
     assert re.match(r"rich==.*: pip ended with 1", left_out[0])

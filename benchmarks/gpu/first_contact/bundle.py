@@ -115,7 +115,7 @@ def pack(libraries: Iterable[Path], out: Path) -> None:
 
 def split(archive: Path, folder: Path, piece_bytes: int = PIECE_BYTES) -> list[Path]:
     """Write an archive in pieces; return their paths, in order."""
-    pieces = []
+    pieces: list[Path] = []
     with archive.open("rb") as file:
         while piece := file.read(piece_bytes):
             path = folder / f"{PIECES}.{len(pieces):02d}"

@@ -178,7 +178,7 @@ class TorchExecutor:
         else:
             begin = partial(self._begin_chained, chain, batch, prepared)
             outcome = self._thread.start(step, begin, chain.may_batch_delivery)
-        if follows and self._ahead is not None:
+        if follows and self._ahead is not None and before is not None and prepared is not None:
             # Only now that the thread begins it when the step in front has ended: a launch without
             # a begin would leave open whether it may be revoked.
             self._ahead.launch_after(prepared, before)
@@ -192,7 +192,7 @@ class TorchExecutor:
         before = given[-1] if given else None
         if chain is not None and chain.before is not None:
             # In between are only steps that were revoked; other work would have cleared them.
-            before = chain.before if any(each is chain.before for each in given) else None
+            before = next((each for each in given if each is chain.before), None)
         if prepared is not None:
             batch.prepared = prepared
             given.append(batch)

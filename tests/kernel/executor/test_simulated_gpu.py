@@ -14,7 +14,7 @@ from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.pred_options import PredOptions
 
 from tests.support.executor.chains import NEVER, chained_batches, rows_at
-from tests.support.executor.models import copy_of
+from tests.support.executor.models import copy_of, tokens_of
 
 T = TypeVar("T")
 STEP, LAUNCH, HOST = 10e-3, 0.2e-3, 0.8e-3
@@ -120,7 +120,7 @@ def test_mixed_step_computes_its_own_rows_behind_those_that_follow() -> None:
         outcomes = [gpu.start(first), gpu.start(mixed)]
         [one], [two, three] = [await outcome for outcome in outcomes]
         assert gpu.launched_ahead == 1
-        token = int.from_bytes(one[:4], "little")
+        [token] = tokens_of([one])
         again = [TABLE + 8, TABLE + 12]
         await gpu.run(Batch(rows_at(0, again, OPTIONS, [1, 7])))
         expected = await gpu.run(Batch(rows_at(1, again[:1], OPTIONS, [token])))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.base import Batch, Int32, Row
+from symphony_kernel.executor.base import Batch, Int32, Row, UInt32
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -24,7 +24,6 @@ from tests.support.executor.models import (
     Checkpoint,
     ExecutorRig,
     Float32,
-    UInt32,
     as_logits,
     check_answer,
     copy_of,
