@@ -15,6 +15,7 @@ from torch import Tensor
 
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.quantization import QuantizedMatrix
 from symphony_kernel.executor.models.tensor_headers import check_tensors
 
 Progress = Callable[[float], None]
@@ -24,7 +25,20 @@ class Tensors(Protocol):
     """The tensors of a checkpoint or a share of it, by name; each taken once."""
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in the network's dtype and on its device; check its shape."""
+        """Return a tensor in the network's dtype and on its device; check its shape.
+
+        A tensor that the checkpoint has quantized is dequantized.
+        """
+
+
+class QuantizedTensors(Tensors, Protocol):
+    """The tensors of a checkpoint that may be quantized."""
+
+    def take_matrix(self, name: str, outputs: int, inputs: int) -> Tensor | QuantizedMatrix:
+        """Return a product's matrix as `take`, but quantized where the checkpoint has it so."""
+
+    def tied_head(self, embedding: Tensor) -> Tensor | QuantizedMatrix:
+        """Return the head of a model whose head is its embedding."""
 
 
 class Weights:
@@ -75,6 +89,12 @@ class Weights:
         if part is not None:
             tensor = part(tensor)
         return tensor.to(device=self._device, dtype=self._dtype)
+
+    def take_matrix(self, name: str, outputs: int, inputs: int) -> Tensor | QuantizedMatrix:
+        return self.take(name, outputs, inputs)
+
+    def tied_head(self, embedding: Tensor) -> Tensor | QuantizedMatrix:
+        return embedding
 
     def __enter__(self) -> Self:
         return self
