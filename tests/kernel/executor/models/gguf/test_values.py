@@ -1,0 +1,147 @@
+"""GGUF files as models: their values, and logits equal to the checkpoint's that they are made of."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from symphony_kernel.executor.models.config import load_config
+from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.gguf.blocks import (
+    dequantize,
+    eight_bit_groups,
+    four_bit_groups,
+)
+from symphony_kernel.executor.models.gguf.container import BLOCK_TYPES, read_gguf
+
+from tests.support.executor.gguf_files import BLOCK_KINDS, random_blocks, write_gguf
+from tests.support.executor.models import ALL_LOGITS, Checkpoint, load, make_checkpoint, make_row
+
+TOKENS = np.random.default_rng(3).integers(0, 101, 40)
+# Rows of blocks of 256 values.
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+def _logits(model: Checkpoint | Path) -> Any:
+    rig = load(model)
+    found = rig.logits([make_row(TOKENS, rig.table(len(TOKENS)), 0, ALL_LOGITS)])
+    rig.close()
+    return found[0]
+
+
+def _kind(kind: Kind) -> Any:
+    return lambda name: kind
+
+
+def test_block_types_are_those_of_the_package() -> None:
+    theirs = {int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in Kind}
+    assert {number: theirs[number] for number in BLOCK_TYPES} == BLOCK_TYPES
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
+def test_values_of_random_blocks_equal_the_packages(kind: Kind) -> None:
+    blocks = random_blocks(kind, (64, 256)).reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
+    found = dequantize(kind.name, torch.from_numpy(blocks)).numpy()
+    np.testing.assert_array_equal(found, gguf.quants.dequantize(blocks, kind))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q4_K], ids=lambda kind: kind.name)
+def test_four_bit_groups_have_the_values_of_their_blocks(kind: Kind) -> None:
+    blocks = torch.from_numpy(random_blocks(kind, (16, 256)))
+    blocks = blocks.view(-1, gguf.GGML_QUANT_SIZES[kind][1])
+    codes, scales, minimums = four_bit_groups(kind.name, blocks)
+    assert codes.max() <= 15
+    if minimums is None:
+        minimums = -8 * scales
+    values = codes.view(*scales.shape, 32) * scales[..., None] + minimums[..., None]
+    assert torch.equal(values.flatten(1), dequantize(kind.name, blocks))
+
+
+def test_eight_bit_groups_have_the_values_of_their_blocks() -> None:
+    blocks = torch.from_numpy(random_blocks(Kind.Q8_0, (16, 256))).view(-1, 34)
+    values, scales = eight_bit_groups(blocks)
+    assert torch.equal(values * scales, dequantize("Q8_0", blocks))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_of_each_architecture_equal_the_checkpoints(
+    tmp_path: Path, family: str, tied: bool
+) -> None:
+    settings = {"sliding_window": None} if family == "mistral" else {}
+    folder = make_checkpoint(tmp_path / "model", family, tie_word_embeddings=tied, **settings)
+    file = write_gguf(tmp_path / "model.gguf", folder.directory)
+    found = _logits(file)
+    np.testing.assert_array_equal(found, _logits(folder))
+    np.testing.assert_allclose(found, folder.logits(TOKENS), rtol=1e-3, atol=1e-3)
+
+
+def test_biases_of_llama_are_read_and_reordered(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", attention_bias=True, mlp_bias=True)
+    file = write_gguf(tmp_path / "model.gguf", folder.directory)
+    np.testing.assert_array_equal(_logits(file), _logits(folder))
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind.F16, Kind.BF16, *BLOCK_KINDS], ids=lambda kind: str(kind.name)
+)
+def test_logits_of_each_type_equal_the_dequantized_checkpoints(tmp_path: Path, kind: Kind) -> None:
+    folder = make_checkpoint(tmp_path / "model", **WIDE)
+    file = write_gguf(tmp_path / "model.gguf", folder.directory, _kind(kind))
+    found, expected = _logits(file), _logits(folder)
+    assert np.abs(expected).max() > 1
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_scaled_rotation_of_llama_3_is_found_in_its_divisors(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    folder = make_checkpoint(tmp_path / "model", rope_parameters=rope, head_dim=64)
+    inverse = 1 / 5e5 ** (np.arange(0, 64, 2) / 64)
+    wavelengths = 2 * np.pi / inverse
+    smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
+    divisors = (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", divisors)
+
+    file = write_gguf(tmp_path / "model.gguf", folder.directory, change=add)
+    assert load_config(file).rope == load_config(folder.directory).rope
+    np.testing.assert_array_equal(_logits(file), _logits(folder))
+    divisors[5] *= 1.5
+    write_gguf(file, folder.directory, change=add)
+    with pytest.raises(CheckpointError, match=r"other values than those of Llama 3\.1"):
+        load_config(file)
+
+
+def test_split_file_is_read_from_its_first_part(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    first = write_gguf(tmp_path / "model.gguf", folder.directory, parts=3)
+    assert len({place.path for place in read_gguf(first).tensors.values()}) == 3
+    np.testing.assert_array_equal(_logits(first), _logits(folder))
+    second = first.with_name("model-00002-of-00003.gguf")
+    with pytest.raises(CheckpointError, match="name the first part"):
+        load_config(second)
+    second.unlink()
+    with pytest.raises(CheckpointError, match="00002-of-00003.gguf is missing"):
+        load_config(first)
+
+
+def test_type_without_values_here_is_refused_by_name(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", **WIDE)
+    file = write_gguf(tmp_path / "model.gguf", folder.directory, _kind(Kind.Q4_0))
+    data = bytearray(file.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name) + 4 + 16
+    data[at : at + 4] = int(Kind.IQ4_NL).to_bytes(4, "little")  # of the same size
+    file.write_bytes(data)
+    assert load_config(file).layers == 2
+    data[at : at + 4] = int(Kind.MXFP4).to_bytes(4, "little")
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="is MXFP4, which is not supported"):
+        load(file)
