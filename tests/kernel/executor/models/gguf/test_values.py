@@ -1,4 +1,4 @@
-"""GGUF files as models: their values, and logits equal to the checkpoint's that they are made of."""
+"""GGUF files as models: their values, and logits equal to those of the same checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def test_split_file_is_read_from_its_first_part(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="name the first part"):
         load_config(second)
     second.unlink()
-    with pytest.raises(CheckpointError, match="00002-of-00003.gguf is missing"):
+    with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf is missing"):
         load_config(first)
 
 
