@@ -63,7 +63,7 @@ class Configuration:
     model: str = TINY  # or a directory in Hugging Face layout, or a GGUF file
     device: str = "auto"
     dtype: str = "auto"
-    quantize: str = "none"  # or "int8"
+    quantize: str = "none"  # or "int8", "int4"
     tensor_parallel: int = 1  # ranks, each with its own device and pool
     pool_bytes: int | None = None
     threads: int | None = None

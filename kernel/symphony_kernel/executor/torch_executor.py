@@ -31,6 +31,7 @@ from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.fitting import pool_pages
 from symphony_kernel.executor.models.loader import Progress, Weights
+from symphony_kernel.executor.models.quantization import Quantization
 from symphony_kernel.executor.models.tensor_headers import check_tensors
 from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
@@ -103,8 +104,8 @@ class TorchExecutor:
     ) -> "TorchExecutor":
         """Load a checkpoint in Hugging Face layout; blocks until it is ready.
 
-        `dtype` is auto, fp32 or bf16; `quantize` none or int8 (weights, on a CPU); `device` auto,
-        cpu or cuda. `threads` are torch's, of the whole process. `delivery_ms` is how late the ends
+        `dtype` is auto, fp32 or bf16; `quantize` none, int8 or int4 (weights, on a CPU); `device`
+        auto, cpu or cuda. `threads` are torch's, of the whole process. `delivery_ms` is how late the ends
         of chained steps may be delivered. `progress` is called with the loaded share of the
         weights. With several ranks (`parallel`) the pool and `threads` are of each rank.
 
@@ -115,7 +116,7 @@ class TorchExecutor:
         config = load_config(directory)
         check_tensors(directory, config)  # before any rank or memory
         place = torch.device(_device(device))
-        quantized = _quantized(quantize, place)
+        quantization = _quantization(quantize, place)
         kind = getattr(torch, model.dtype)
         layout = Shard(config, 0, parallel.ranks).config.kv_layout(model.dtype)
         pages = pool_pages(layout, pool_bytes)
@@ -128,7 +129,7 @@ class TorchExecutor:
         def build() -> Network:
             if parallel.ranks > 1:
                 share = Share(
-                    str(directory), model.dtype, place.type, quantized, pages, places, threads,
+                    str(directory), model.dtype, place.type, quantization, pages, places, threads,
                     ranks=parallel.ranks,
                 )  # fmt: skip
                 return start_parallel(share, parallel, progress)
@@ -138,11 +139,11 @@ class TorchExecutor:
                 if place.type == "cuda":
                     return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
                 if library is None:
-                    return TorchNetwork(Decoder(config, weights, kind, quantized), pages)
+                    return TorchNetwork(Decoder(config, weights, kind, quantization), pages)
                 return NativeNetwork(
                     library, config, weights, kind,
                     pages=pages, threads=torch.get_num_threads(), logits_places=places,
-                    quantized=quantized,
+                    quantization=quantization,
                 )  # fmt: skip
 
         try:
@@ -303,12 +304,14 @@ def _device(name: str) -> str:
     return name
 
 
-def _quantized(name: str, place: torch.device) -> bool:
-    if name not in ("none", "int8"):
-        raise CheckpointError(f"quantize must be none or int8, not {name!r}")
-    if name == "int8" and place.type != "cpu":
-        raise CheckpointError(f"quantize int8 needs a CPU, the device is {place.type}")
-    return name == "int8"
+def _quantization(name: str, place: torch.device) -> Quantization:
+    try:
+        found = Quantization(name)
+    except ValueError:
+        raise CheckpointError(f"quantize must be none, int8 or int4, not {name!r}") from None
+    if found is not Quantization.NONE and place.type != "cpu":
+        raise CheckpointError(f"quantize {name} needs a CPU, the device is {place.type}")
+    return found
 
 
 def _load_native(place: torch.device) -> Library | None:

@@ -93,7 +93,7 @@ class ServeOptions(StrictModel):
     )
     device: Literal["auto", "cpu", "cuda"] = _flag("auto", "where the model runs")
     dtype: Literal["auto", "fp32", "bf16"] = _flag("auto", "of weights and KV pages")
-    quantize: Literal["none", "int8"] = _flag(
+    quantize: Literal["none", "int8", "int4"] = _flag(
         "none", "of the weights on the CPU; it loses a little accuracy"
     )
     tool_format: Literal["auto", "hermes", "mistral", "mistral11", "llama3", "json"] = _flag(

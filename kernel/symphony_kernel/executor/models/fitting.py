@@ -19,6 +19,7 @@ from symphony_kernel.protocol.limits import KV_POOL_BYTES_DEFAULT, KV_POOL_PAGES
 
 _log = logging.getLogger(__name__)
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+_WEIGHT_BYTES = {"int8": (1, 1), "int4": (0.5, 1)}  # of layers, and of the head; without scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class MemoryNeeds:
 
         Raises CheckpointError: they do not.
         """
-        element = 1 if self.quantize == "int8" else _ELEMENT_BYTES[self.dtype]
-        weights = element * (self._products() + self._head())
+        products, head = _WEIGHT_BYTES.get(self.quantize, (_ELEMENT_BYTES[self.dtype],) * 2)
+        weights = int(products * self._products() + head * self._head())
         limit = "this machine, or its cgroup, can give"
         self._check(weights, self.ranks, limit, available, usual_pool=False)
 
@@ -69,7 +70,7 @@ class MemoryNeeds:
         """Check weights and pools; `usual_pool`: a default pool counts at once, too."""
         if available is None:
             return
-        held = f"as {self.dtype}" + (", in int8" if self.quantize == "int8" else "")
+        held = f"as {self.dtype}" + ("" if self.quantize == "none" else f", in {self.quantize}")
         words = f"{self.directory}: the weights take {_mib(weights)} ({held})"
         limit = f"{whose} {_mib(available)}"
         if weights > available:

@@ -4,6 +4,8 @@ Each tensor is read when the network takes it, and converted to its dtype, so th
 tensor exists twice. Tensors that the network would ignore are an error: it would not be the model.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +22,11 @@ from symphony_kernel.executor.models.gguf.values import GgufData
 from symphony_kernel.executor.models.packed.parts import PackedTensor
 from symphony_kernel.executor.models.packed.stored import Stored
 from symphony_kernel.executor.models.packed.values import read_codes
+from symphony_kernel.executor.models.quantization import QuantizedMatrix
+from symphony_kernel.executor.models.shapes import EMBEDDING
 from symphony_kernel.executor.models.tensor_headers import TensorHeader, check_tensors
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[float], None]
 
@@ -29,7 +35,20 @@ class Tensors(Protocol):
     """The tensors of a checkpoint or a share of it, by name; each taken once."""
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in the network's dtype and on its device; check its shape."""
+        """Return a tensor in the network's dtype and on its device; check its shape.
+
+        A tensor that the checkpoint has quantized is dequantized.
+        """
+
+
+class QuantizedTensors(Tensors, Protocol):
+    """The tensors of a checkpoint that may be quantized."""
+
+    def take_matrix(self, name: str, outputs: int, inputs: int) -> Tensor | QuantizedMatrix:
+        """Return a product's matrix as `take`, but quantized where the checkpoint has it so."""
+
+    def tied_head(self, embedding: Tensor) -> Tensor | QuantizedMatrix:
+        """Return the head of a model whose head is its embedding."""
 
 
 class Weights:
@@ -54,6 +73,9 @@ class Weights:
         self._directory = directory
         self._safetensors: dict[Path, safe_open] = {}
         self._gguf: dict[Path, GgufData] = {}
+        self._embedding: TensorHeader | None = None  # of a tied head
+        # The quantized matrices by format, and by the bits in which they are computed with.
+        self._held: Counter[tuple[str, int]] = Counter()
 
     def take(
         self, name: str, *shape: int, part: Callable[[Tensor], Tensor] | None = None
@@ -68,12 +90,37 @@ class Weights:
             tensor = part(tensor)
         return tensor.to(device=self._device, dtype=self._dtype)
 
+    def take_matrix(self, name: str, outputs: int, inputs: int) -> Tensor | QuantizedMatrix:
+        header = self._header(name, (outputs, inputs))
+        matrix = self._matrix(header)
+        if matrix is not None:
+            return matrix
+        return self._values(header).to(device=self._device, dtype=self._dtype)
+
+    def tied_head(self, embedding: Tensor) -> Tensor | QuantizedMatrix:
+        matrix = None if self._embedding is None else self._matrix(self._embedding)
+        return embedding if matrix is None else matrix
+
+    def _matrix(self, header: TensorHeader) -> QuantizedMatrix | None:
+        """Return a quantized matrix as it is computed with; None: it is not quantized."""
+        if isinstance(header, Stored):
+            return None
+        if isinstance(header, PackedTensor):
+            matrix, kind = read_codes(header, self._stored).matrix(), header.described
+        else:
+            matrix, kind = self._data(header).matrix(header), header.place.type.name
+        if matrix is not None:
+            self._held[kind, matrix.bits] += 1
+        return matrix
+
     def _header(self, name: str, shape: tuple[int, ...]) -> TensorHeader:
         header = self._headers.pop(name, None)
         if header is None:
             raise CheckpointError(f"{self._directory} has no tensor {name}")
         if header.shape != shape:
             raise CheckpointError(f"{name} in {header.path} has shape {header.shape}, not {shape}")
+        if name == EMBEDDING:
+            self._embedding = header
         if self._progress is not None:
             self._progress(1.0 - len(self._headers) / self._count)
         return header
@@ -115,4 +162,8 @@ class Weights:
     ) -> None:
         self._safetensors.clear()
         self._gguf.clear()
+        for (name, bits), count in sorted(self._held.items()):
+            _log.info(
+                "%s: %d matrices in %s are held in %d bits", self._directory, count, name, bits
+            )
         assert kind is not None or not self._headers, f"tensors were not taken: {self._headers}"

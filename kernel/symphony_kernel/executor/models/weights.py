@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.models.loader import Tensors
+from symphony_kernel.executor.models.loader import QuantizedTensors, Tensors
+from symphony_kernel.executor.models.quantization import QuantizedMatrix
 from symphony_kernel.executor.models.shapes import Product as Product
 from symphony_kernel.executor.models.shapes import product_shapes
 
@@ -53,16 +54,35 @@ class LayerWeights:
         """Take a product; stack several products, which have the same inputs, by outputs."""
         take, weights, biases = self._weights.take, [], []
         for product in products:
-            outputs, inputs, biased = self._shapes[product]
+            outputs, inputs, _ = self._shapes[product]
             weights.append(take(f"{self._prefix}{product}.weight", outputs, inputs))
-            if biased:
-                biases.append(take(f"{self._prefix}{product}.bias", outputs))
+            bias = self.bias(product)
+            if bias is not None:
+                biases.append(bias)
         if len(products) == 1:
             return Matrix(weights[0], biases[0] if biases else None)
         return Matrix(torch.cat(weights), torch.cat(biases) if biases else None)
 
+    def bias(self, product: Product) -> Tensor | None:
+        """Take a product's bias; None: it has none."""
+        outputs, _, biased = self._shapes[product]
+        return self._weights.take(f"{self._prefix}{product}.bias", outputs) if biased else None
+
     def _norm(self, name: str, size: int) -> Tensor:
         return self._weights.take(f"{self._prefix}{name}.weight", size)
+
+
+class QuantizedLayerWeights(LayerWeights):
+    """The tensors of a layer whose matrices may be quantized."""
+
+    def __init__(self, config: ModelConfig, weights: QuantizedTensors, index: int) -> None:
+        super().__init__(config, weights, index)
+        self._quantized = weights
+
+    def weight(self, product: Product) -> Tensor | QuantizedMatrix:
+        """Take a product's matrix alone, as the checkpoint has it."""
+        outputs, inputs, _ = self._shapes[product]
+        return self._quantized.take_matrix(f"{self._prefix}{product}.weight", outputs, inputs)
 
 
 def take_embedding(config: ModelConfig, weights: Tensors) -> Tensor:
@@ -74,7 +94,20 @@ def take_head(config: ModelConfig, weights: Tensors, embedding: Tensor) -> tuple
 
     A tied head is the embedding itself.
     """
-    norm = weights.take("model.norm.weight", config.hidden_size)
+    norm = take_last_norm(config, weights)
     if config.tied:
         return norm, embedding
     return norm, weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
+
+
+def take_last_norm(config: ModelConfig, weights: Tensors) -> Tensor:
+    return weights.take("model.norm.weight", config.hidden_size)
+
+
+def take_head_matrix(
+    config: ModelConfig, weights: QuantizedTensors, embedding: Tensor
+) -> Tensor | QuantizedMatrix:
+    """Take the head, [vocab_size, hidden], as the checkpoint has it."""
+    if config.tied:
+        return weights.tied_head(embedding)
+    return weights.take_matrix("lm_head.weight", config.vocab_size, config.hidden_size)

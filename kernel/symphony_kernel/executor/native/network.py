@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_int32, c_void_p
+from ctypes import POINTER, Structure, byref, c_int32, c_void_p
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -13,10 +13,21 @@ from torch import Tensor
 from symphony_kernel.executor.base import Float32, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.models.loader import Weights
-from symphony_kernel.executor.models.quantization import quantize
+from symphony_kernel.executor.models.loader import QuantizedTensors
+from symphony_kernel.executor.models.quantization import (
+    Quantization,
+    QuantizedMatrix,
+    plain,
+    quantize,
+)
 from symphony_kernel.executor.models.rope import frequencies
-from symphony_kernel.executor.models.weights import LayerWeights, Product, take_embedding, take_head
+from symphony_kernel.executor.models.weights import (
+    Product,
+    QuantizedLayerWeights,
+    take_embedding,
+    take_head_matrix,
+    take_last_norm,
+)
 from symphony_kernel.executor.native.library import Function, Library
 from symphony_kernel.executor.native.pages import AttentionShape, NativePages, PoolShape
 from symphony_kernel.executor.native.sampling import NativeSampler
@@ -36,6 +47,13 @@ _Part = IntEnum(
     start=0,
 )
 _Fault = IntEnum("_Fault", "NONE MEMORY TOKEN PAGE POSITION UNANSWERED", start=0)
+# Products that are one matrix to the decoder.
+_FUSED = (
+    (Product.QUERY, Product.KEY, Product.VALUE),
+    (Product.OUTPUT,),
+    (Product.GATE, Product.UP),
+    (Product.DOWN,),
+)
 PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head", "answers")
 
 
@@ -50,8 +68,25 @@ class _DecoderShape(AttentionShape):
         ("output_bias", c_int32),
         ("mlp_bias", c_int32),
         ("qk_norm", c_int32),
-        ("quantized", c_int32),
     )
+
+
+class QuantizedRows(Structure):
+    """`QuantizedRows` of product_quantized.h: a `QuantizedMatrix`, which must stay alive."""
+
+    _fields_ = (
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("minimums", c_void_p),
+        ("bits", c_int32),
+        ("group", c_int32),
+        ("has_minimums", c_int32),
+    )
+
+    @classmethod
+    def of(cls, matrix: QuantizedMatrix) -> "QuantizedRows":
+        minimums = None if matrix.minimums is None else matrix.minimums.data_ptr()
+        return cls(matrix.values.data_ptr(), matrix.scales.data_ptr(), minimums, *matrix.format)
 
 
 # What to answer about a step, for C: a sampler, places, their number, and the address that says
@@ -72,13 +107,13 @@ class NativeNetwork:
         self,
         library: Library,
         config: ModelConfig,
-        weights: Weights,
+        weights: QuantizedTensors,
         dtype: torch.dtype,
         *,
         pages: int,
         threads: int,
         logits_places: int,
-        quantized: bool = False,
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
         self.config = config
         self._logits_places = logits_places
@@ -101,7 +136,7 @@ class NativeNetwork:
             "symphony_decoder_create", POINTER(_DecoderShape), c_void_p, result=c_void_p
         )
         self._destroy = library.function("symphony_decoder_destroy", c_void_p)
-        self._decoder = create(byref(self._shape(quantized)), self.pages.address)
+        self._decoder = create(byref(self._shape()), self.pages.address)
         if not self._decoder:
             self.pages.close()
             raise MemoryError("no memory for the weights, or no threads")
@@ -124,7 +159,8 @@ class NativeNetwork:
         self._cosines = self._sines = torch.empty(0)
         self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
         try:
-            self._embedding = _Filler(library, self._decoder, config, weights, quantized).fill()
+            filler = _Filler(library, self._decoder, config, weights, quantization)
+            self._embedding = filler.fill()
         except BaseException:
             self.release()
             raise
@@ -230,7 +266,7 @@ class NativeNetwork:
         self._set_profile(self._decoder, self._profile.ctypes.data if on else None)
         return found
 
-    def _shape(self, quantized: bool) -> _DecoderShape:
+    def _shape(self) -> _DecoderShape:
         config, attention = self.config, self.pages.structure
         return _DecoderShape(
             *(getattr(attention, name) for name, _ in AttentionShape._fields_),
@@ -241,7 +277,6 @@ class NativeNetwork:
             output_bias=config.output_bias,
             mlp_bias=config.mlp_bias,
             qk_norm=config.qk_norm,
-            quantized=quantized,
         )
 
     def _extend_rotation(self, positions: int) -> None:
@@ -264,18 +299,18 @@ class _Filler:
         library: Library,
         decoder: int,
         config: ModelConfig,
-        weights: Weights,
-        quantized: bool,
+        weights: QuantizedTensors,
+        quantization: Quantization,
     ) -> None:
         def setter(name: str, *arguments: type) -> Function:
             return library.function(f"symphony_decoder_set_{name}", c_void_p, *arguments)
 
         one = c_int32, c_int32, c_void_p  # a part, a layer, an address
         self._set_matrix = setter("matrix", *one)
-        self._set_quantized = setter("quantized", *one, c_void_p)
+        self._set_quantized = setter("quantized", c_int32, c_int32, POINTER(QuantizedRows))
         self._set_bias, self._set_norm = setter("bias", *one), setter("norm", *one)
         self._set_embedding = setter("embedding", c_void_p)
-        self._decoder, self._quantized = decoder, quantized
+        self._decoder, self._quantization = decoder, quantization
         self._config, self._weights = config, weights
 
     def fill(self) -> Tensor:
@@ -285,19 +320,21 @@ class _Filler:
         self._set_embedding(self._decoder, embedding.data_ptr())
         for layer in range(config.layers):
             self._layer(layer)
-        norm, head = take_head(config, weights, embedding)
-        self._vector(self._set_norm, _Part.LAST_NORM, 0, norm)
+        self._vector(self._set_norm, _Part.LAST_NORM, 0, take_last_norm(config, weights))
+        head = take_head_matrix(config, weights, embedding)
+        if isinstance(head, Tensor):
+            head = self._quantization.applied(head, head=True)
         self._pack(_Part.HEAD, 0, head)
         return embedding
 
     def _layer(self, layer: int) -> None:
-        given = LayerWeights(self._config, self._weights, layer)
-        for product in Product:
-            part = _Part[product.name]
-            weight, bias = given.matrix(product)
-            self._pack(part, layer, weight)
-            if bias is not None:
-                self._vector(self._set_bias, part, layer, bias)
+        given = QuantizedLayerWeights(self._config, self._weights, layer)
+        for products in _FUSED:
+            for product, matrix in zip(products, self._matrices(given, products), strict=True):
+                self._pack(_Part[product.name], layer, matrix)
+                bias = given.bias(product)
+                if bias is not None:
+                    self._vector(self._set_bias, _Part[product.name], layer, bias)
         norms = given.norms()
         self._vector(self._set_norm, _Part.INPUT_NORM, layer, norms.input)
         self._vector(self._set_norm, _Part.MIDDLE_NORM, layer, norms.middle)
@@ -305,10 +342,22 @@ class _Filler:
             self._vector(self._set_norm, _Part.QUERY_NORM, layer, norms.query)
             self._vector(self._set_norm, _Part.KEY_NORM, layer, norms.key)
 
-    def _pack(self, part: _Part, layer: int, matrix: Tensor) -> None:
-        if self._quantized:
-            values, scales = quantize(matrix)
-            self._set_quantized(self._decoder, part, layer, values.data_ptr(), scales.data_ptr())
+    def _matrices(
+        self, given: QuantizedLayerWeights, products: tuple[Product, ...]
+    ) -> list[Tensor | QuantizedMatrix]:
+        """Take products that are one matrix to the decoder, in one format."""
+        matrices = [given.weight(product) for product in products]
+        if all(isinstance(matrix, Tensor) for matrix in matrices):
+            return [self._quantization.applied(matrix) for matrix in matrices]
+        formats = {m.format if isinstance(m, QuantizedMatrix) else None for m in matrices}
+        if len(formats) == 1:
+            return matrices
+        return [quantize(plain(matrix), bits=8, group=32) for matrix in matrices]
+
+    def _pack(self, part: _Part, layer: int, matrix: Tensor | QuantizedMatrix) -> None:
+        if isinstance(matrix, QuantizedMatrix):
+            rows = QuantizedRows.of(matrix)
+            self._set_quantized(self._decoder, part, layer, byref(rows))
             return
         matrix = matrix.contiguous()
         self._set_matrix(self._decoder, part, layer, matrix.data_ptr())

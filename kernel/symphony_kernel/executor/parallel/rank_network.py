@@ -11,6 +11,7 @@ from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.loader import Progress, Weights
+from symphony_kernel.executor.models.quantization import Quantization
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.parallel.calls import pack
 from symphony_kernel.executor.parallel.group import Group
@@ -49,7 +50,8 @@ def load_share(share: Share, group: Group, progress: Progress | None = None) -> 
             decoder = CudaDecoder(mine.config, tensors, kind, reduce=reduce, gather=gather)
             # Graphs are captured as the network is made, before the ranks meet.
             return CudaNetwork(decoder, share.pages, share.places, graph_rows=())
-        plain = Decoder(mine.config, tensors, kind, share.quantized, reduce=reduce, gather=gather)
+        quantization = Quantization(share.quantization)
+        plain = Decoder(mine.config, tensors, kind, quantization, reduce=reduce, gather=gather)
         return TorchNetwork(plain, share.pages)
 
 

@@ -51,14 +51,15 @@ class RankError(Exception):
 class Share:
     """What a rank loads, and where it meets the others; rank 0 has a share, too.
 
-    `dtype` is torch's name, `device` cpu or cuda (the GPU with the rank's number), `pages` the
-    frames in the pool, `places` the places that may have logits at once, `threads` torch's.
+    `dtype` is torch's name, `device` cpu or cuda (the GPU with the rank's number), `quantization` a
+    `Quantization`, `pages` the frames in the pool, `places` the places that may have logits at
+    once, `threads` torch's.
     """
 
     directory: str
     dtype: str
     device: str
-    quantized: bool
+    quantization: str
     pages: int
     places: int
     threads: int | None

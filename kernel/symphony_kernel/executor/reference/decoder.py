@@ -15,6 +15,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Tensors
+from symphony_kernel.executor.models.quantization import Quantization
 from symphony_kernel.executor.models.rope import RotaryEmbedding
 from symphony_kernel.executor.models.weights import (
     LayerWeights,
@@ -65,7 +66,7 @@ class Decoder:
         config: ModelConfig,
         weights: Tensors,
         dtype: torch.dtype,
-        quantized: bool = False,
+        quantization: Quantization = Quantization.NONE,
         *,
         reduce: Callable[[Tensor], None] | None = None,
         gather: Callable[[Tensor], Tensor] | None = None,
@@ -77,18 +78,19 @@ class Decoder:
         self._embedding = take_embedding(config, weights)
         self.device = self._embedding.device
         self._packed = packs(dtype, self.device)
-        self._quantized = quantized
+        self._quantization = quantization
         self._exact = self.device.type == "cpu" and dtype == torch.float32
         self._layers = [self._load_layer(weights, index) for index in range(config.layers)]
         self._norm, head = take_head(config, weights, self._embedding)
-        self._head = Linear(head, None, self._packed, quantized)
+        self._head = Linear(quantization.rounded(head, head=True), None, self._packed)
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, dtype, self.device)
 
     def _load_layer(self, weights: Tensors, index: int) -> _Layer:
         given = LayerWeights(self.config, weights, index)
 
         def product(*products: Product) -> Linear:
-            return Linear(*given.matrix(*products), self._packed, self._quantized)
+            weight, bias = given.matrix(*products)
+            return Linear(self._quantization.rounded(weight), bias, self._packed)
 
         return _Layer(
             window=self.config.windows[index],

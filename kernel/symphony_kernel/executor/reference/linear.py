@@ -4,15 +4,9 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad, silu
-
-from symphony_kernel.executor.models.quantization import quantize
+from torch.nn.functional import linear, silu
 
 mkldnn = torch.ops.mkldnn
-
-
-# torch 2.13 reads past the end of bfloat16 inputs that are no multiple of so many elements.
-_QUANTIZED_STEP = 16
 
 
 class Linear:
@@ -24,18 +18,8 @@ class Linear:
     single row (see `doubled`).
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, packed: bool, quantized: bool = False
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, packed: bool) -> None:
         self._packed = packed
-        self._quantized = None
-        if quantized:
-            values, scales = quantize(weight)
-            self._padding = -weight.shape[1] % _QUANTIZED_STEP
-            values = pad(values, (0, self._padding)).contiguous()
-            self._quantized = values, scales.to(weight.dtype)
-            self._packed = packed = False
-            weight = weight.new_empty(0)
         self._bias = bias
         self._weight = mkldnn._reorder_linear_weight(weight, None) if packed else weight
 
@@ -56,11 +40,7 @@ class Linear:
         return self._binary(x, other, "add") if self._packed else self._linear(x).add_(other)
 
     def _linear(self, x: Tensor) -> Tensor:
-        if self._quantized is None:
-            return linear(x, self._weight, self._bias)
-        x = pad(x, (0, self._padding)) if self._padding else x
-        out: Tensor = torch._weight_int8pack_mm(x, *self._quantized)
-        return out if self._bias is None else out.add_(self._bias)
+        return linear(x, self._weight, self._bias)
 
     def _unary(self, x: Tensor, attribute: str) -> Tensor:
         out: Tensor = mkldnn._linear_pointwise(x, self._weight, self._bias, attribute, [], "")

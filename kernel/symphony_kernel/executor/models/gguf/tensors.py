@@ -22,6 +22,8 @@ READABLE = frozenset(
         "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
     }
 )  # fmt: skip
+FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # that kernels multiply as they are
+PLAIN = frozenset({"F32", "F16", "BF16"})
 _WHOLE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -73,6 +75,12 @@ class GgufTensor:
     @property
     def path(self) -> os.PathLike[str]:
         return self.place.path
+
+    @property
+    def held_bits(self) -> int | None:
+        """The bits of a value in the native network; None: those of its dtype."""
+        kind = self.place.type.name
+        return None if kind in PLAIN else 4 if kind in FOUR_BITS else 8
 
     def refused(self) -> str | None:
         """Return why its values cannot be read; None: they can."""

@@ -1,16 +1,24 @@
 """The values of a GGUF file's tensors."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.models.gguf.blocks import dequantize
-from symphony_kernel.executor.models.gguf.tensors import GgufTensor
+from symphony_kernel.executor.models.gguf.blocks import (
+    dequantize,
+    eight_bit_groups,
+    four_bit_groups,
+)
+from symphony_kernel.executor.models.gguf.tensors import FOUR_BITS, GgufTensor
+from symphony_kernel.executor.models.quantization import QuantizedMatrix, quantize, stacked
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_GROUP = 32  # inputs that share a scale
+_LEAST = -128
 _VALUES_AT_ONCE = 1 << 22  # of quantized blocks: temporary memory stays small
 
 
@@ -38,6 +46,60 @@ class GgufData:
             part = blocks[begin : begin + step]
             values[begin : begin + step] = dequantize(place.type.name, part)
         return _reordered(values.view(place.shape), tensor.heads)
+
+    def matrix(self, tensor: GgufTensor) -> QuantizedMatrix | None:
+        """Return a quantized matrix in the form that kernels multiply; None: it is plain.
+
+        Q4_0, Q4_1, Q4_K and Q8_0 keep their integers. Others are computed and held in 8 bits.
+        """
+        place = tensor.place
+        kind, _, size = place.type
+        if kind in _PLAIN:
+            return None
+        outputs, inputs = place.shape
+        data = self._bytes[place.begin : place.begin + place.bytes].view(outputs, -1)
+        step = max(1, _VALUES_AT_ONCE // inputs)
+        parts = [
+            _rows(kind, data[begin : begin + step].reshape(-1, size), inputs)
+            for begin in range(0, outputs, step)
+        ]
+        if len({part.format for part in parts}) > 1:
+            parts = [quantize(part.dequantize(), bits=8, group=_GROUP) for part in parts]
+        matrix = stacked(parts)
+        if not tensor.heads:
+            return matrix
+        order = _reordered(torch.arange(outputs), tensor.heads)
+        return replace(
+            matrix,
+            values=matrix.values[order],
+            scales=matrix.scales[order],
+            minimums=None if matrix.minimums is None else matrix.minimums[order],
+        )
+
+
+def _rows(kind: str, blocks: Tensor, inputs: int) -> QuantizedMatrix:
+    """Return rows of blocks as a quantized matrix."""
+    if kind in FOUR_BITS:
+        codes, scales, minimums = four_bit_groups(kind, blocks)
+        codes = codes.view(-1, inputs)
+        return QuantizedMatrix(
+            bits=4,
+            group=_GROUP,
+            inputs=inputs,
+            values=codes[:, ::2] | codes[:, 1::2] << 4,
+            scales=_halves(scales, inputs),
+            minimums=None if minimums is None else _halves(minimums, inputs),
+        )
+    if kind == "Q8_0":
+        values, scales = eight_bit_groups(blocks)
+        if not (values == _LEAST).any():  # which kernels do not multiply, and no writer makes
+            values = values.view(-1, inputs)
+            return QuantizedMatrix(8, _GROUP, inputs, values, _halves(scales, inputs))
+    return quantize(dequantize(kind, blocks).view(-1, inputs), bits=8, group=_GROUP)
+
+
+def _halves(of_groups: Tensor, inputs: int) -> Tensor:
+    return of_groups.reshape(-1, inputs // _GROUP).half()
 
 
 def _reordered(rows: Tensor, heads: int) -> Tensor:

@@ -24,6 +24,7 @@ from symphony_kernel.executor.models.packed.scheme import Scheme
 from symphony_kernel.executor.models.packed.stored import FLOATS, Stored
 
 _WORD_BITS = 32
+_FORMATS = {"awq": "AWQ", "gptq": "GPTQ", "packed": "compressed-tensors"}
 # Scales of inputs, outputs and cached keys and values: the server computes without them.
 _IGNORED = re.compile(
     r"\.(?:input_scale|input_zero_point|output_scale|output_zero_point|activation_scale|"
@@ -49,6 +50,19 @@ class PackedTensor(NamedTuple):
     @property
     def path(self) -> Path:
         return next(iter(self.parts.values())).path
+
+    @property
+    def described(self) -> str:
+        """The format, for messages."""
+        weight = self.parts.get("weight")
+        return _FORMATS[self.kind] if weight is None else weight.dtype
+
+    @property
+    def held_bits(self) -> int | None:
+        """The bits of a value in the native network, at least; None: those of its dtype."""
+        if self.kind == "scaled":
+            return 8 if self.parts["weight"].dtype == "I8" else None
+        return max(self.bits, 4)
 
     def refused(self) -> str | None:
         return None

@@ -19,6 +19,11 @@ class Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def held_bits(self) -> int | None:
+        """The bits of a value in the native network; None: those of its dtype."""
+        return None
+
     def refused(self) -> str | None:
         """Return why its values are not a model's; None: they may be."""
         return None if self.dtype in FLOATS else f"is {self.dtype}: quantized, not supported"

@@ -5,15 +5,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.packed.parts import PackedTensor
 from symphony_kernel.executor.models.packed.stored import Stored
+from symphony_kernel.executor.models.quantization import GROUPS as _GROUPS
+from symphony_kernel.executor.models.quantization import QuantizedMatrix, quantize
 
 Read = Callable[[Stored], Tensor]
 
 # AWQ: where in an int32 the eight values of neighbouring outputs are, from the lowest bits.
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+_LEAST = -128
 _ROWS_AT_ONCE = 1 << 24  # elements
 
 
@@ -47,12 +51,73 @@ class Codes:
         for begin in range(0, outputs, step):
             rows = torch.arange(begin, min(begin + step, outputs))
             codes = self.values[begin : begin + step].float()
-            scales, zeros = (self._spread(each[rows // self.rows]) for each in self._factors())
+            scales, zeros = (
+                self._spread(each[rows // self.rows]) for each in (self.scales, self.zeros)
+            )
             found[begin : begin + step] = codes.sub_(zeros).mul_(scales)
         return found
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        return self.scales, self.zeros
+    def matrix(self) -> QuantizedMatrix | None:
+        """Return the matrix in the form that kernels multiply; None: it is FP8.
+
+        It keeps its integers if groups of inputs share scales, in order, and 4 bits or symmetric
+        8 bits suffice. Others are computed and held in 8 bits.
+        """
+        if self.values.dtype.is_floating_point:
+            return None
+        size = self._kernel_group()
+        found = None
+        if size and self.bits in (2, 4):
+            found = self._four_bits(size)
+        elif size:
+            found = self._eight_bits(size)
+        if found is None:
+            found = quantize(self.dequantize(torch.float32), bits=8, group=_GROUPS[0])
+        return found
+
+    def _kernel_group(self) -> int:
+        """Return the inputs that share a scale in the kernels' form; 0: it has no such form."""
+        # A scale that float16 cannot hold would change the weights.
+        scales = self.scales
+        exact = ((scales.half().float() - scales).abs() <= scales.abs() / 512).all()
+        if self.groups is not None or not exact or self.rows not in (1, len(self.values)):
+            return 0
+        if self.group >= self.values.shape[1]:
+            return _GROUPS[-1]
+        return next((size for size in reversed(_GROUPS) if self.group % size == 0), 0)
+
+    def _repeated(self, of_groups: Tensor, size: int) -> Tensor:
+        """Return scales, one for each `size` inputs of each output, as float16."""
+        outputs, inputs = self.values.shape
+        count = -(-inputs // size)
+        if self.group < inputs:
+            of_groups = of_groups.repeat_interleave(self.group // size, dim=1)
+        return of_groups.expand(outputs, count).half().contiguous()
+
+    def _four_bits(self, size: int) -> QuantizedMatrix:
+        inputs = self.values.shape[1]
+        codes = pad(self.values, (0, inputs % 2))
+        middle = bool((self.zeros == 8).all())
+        return QuantizedMatrix(
+            bits=4,
+            group=size,
+            inputs=inputs,
+            values=codes[:, ::2] | codes[:, 1::2] << 4,
+            scales=self._repeated(self.scales, size),
+            minimums=None if middle else self._repeated(-self.scales * self.zeros, size),
+        )
+
+    def _eight_bits(self, size: int) -> QuantizedMatrix | None:
+        middle = 128 if self.bits else 0
+        if not (self.zeros == middle).all():
+            return None
+        signed = self.values
+        if self.bits:
+            signed = (signed ^ 128).view(torch.int8)  # less 128
+        if (signed == _LEAST).any():  # which kernels do not multiply
+            return None
+        scales = self._repeated(self.scales, size)
+        return QuantizedMatrix(8, size, signed.shape[1], signed.contiguous(), scales)
 
     def _spread(self, values: Tensor) -> Tensor:
         inputs = self.values.shape[1]

@@ -28,20 +28,13 @@ class Weights {
   public:
     explicit Weights(const DecoderShape &shape)
         : shape_(shape), layers_(static_cast<size_t>(shape.layers)) {
-        size_t units = 0;
+        size_t bytes = 0;
         for (Layer &layer : layers_) {
-            place(layer.qkv, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden, units);
-            place(layer.output, shape.hidden, shape.heads * shape.head_dim, units);
-            place(layer.gate_up, 2 * gate_width(), shape.hidden, units);
-            place(layer.down, shape.hidden, shape.middle, units);
-        }
-        place(head_, shape.vocab, shape.hidden, units);
-        memory_ = std::make_unique<Mapped>(units * unit_bytes());
-        char *base = memory_->data();
-        for (Layer &layer : layers_) {
-            for (Matrix *matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-                base = settle(*matrix, base);
-            }
+            bytes += place(layer.qkv, (shape.heads + 2 * shape.kv_heads) * shape.head_dim,
+                           shape.hidden);
+            bytes += place(layer.output, shape.hidden, shape.heads * shape.head_dim);
+            bytes += place(layer.gate_up, 2 * gate_width(), shape.hidden);
+            bytes += place(layer.down, shape.hidden, shape.middle);
             if (shape.qkv_bias) layer.qkv.bias = zeros(layer.qkv.count * PANEL);
             if (shape.output_bias) layer.output.bias = zeros(layer.output.count * PANEL);
             if (shape.mlp_bias) {
@@ -53,7 +46,9 @@ class Weights {
             layer.query_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
             layer.key_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
         }
-        settle(head_, base);
+        bytes += place(head_, shape.vocab, shape.hidden);
+        memory_ = std::make_unique<Mapped>(bytes);
+        free_ = memory_->data();
         last_norm_ = zeros(shape.hidden);
     }
 
@@ -63,39 +58,29 @@ class Weights {
 
     void set_matrix(Team &team, Part part, int32_t layer, const void *values) {
         Matrix &matrix = of(part, layer);
-        const int32_t outputs = outputs_of(part), depth = depth_of(part);
-        const size_t row_bytes = static_cast<size_t>(depth) * sizeof(typename T::Element);
-        constexpr int32_t TASK = 8 * LANES;
-        const Awake awake(team);
-        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
-            const int32_t first = task * TASK;
-            pack(matrix, static_cast<const char *>(values) + row_bytes * first,
-                 std::min(TASK, outputs - first), depth, sizeof(typename T::Element),
+        if (!matrix.panels) {
+            matrix.panels = reinterpret_cast<uint32_t *>(take(matrix, plain_bytes(matrix)));
+        }
+        const size_t row_bytes = static_cast<size_t>(matrix.depth) * sizeof(typename T::Element);
+        for_rows(team, part, [&](int32_t first, int32_t rows) {
+            pack(matrix, static_cast<const char *>(values) + row_bytes * first, rows, matrix.depth,
+                 sizeof(typename T::Element),
                  [&](int32_t row) { return place_of(part, first + row); });
         });
     }
 
-    void set_quantized(Team &team, Part part, int32_t layer, const int8_t *values,
-                       const float *scales) {
+    void set_quantized(Team &team, Part part, int32_t layer, const QuantizedRows &values) {
         Matrix &matrix = of(part, layer);
-        const int32_t outputs = outputs_of(part), depth = depth_of(part);
-        constexpr int32_t TASK = 8 * LANES;
-        const Awake awake(team);
-        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
-            const int32_t first = task * TASK;
-            pack_bytes<T>(matrix, values + static_cast<size_t>(depth) * first, scales + first,
-                          std::min(TASK, outputs - first), depth,
-                          [&](int32_t row) { return place_of(part, first + row); });
-        });
-    }
-
-    // Units of the largest panel.
-    size_t panel_units_max() const {
-        size_t most = head_.panel_units();
-        for (const Layer &layer : layers_) {
-            most = std::max({most, layer.output.panel_units(), layer.down.panel_units()});
+        if (!matrix.quantized_panels) {
+            matrix.format = values.format;
+            matrix.quantized_panels = take(matrix, values.format.panel_bytes(matrix.depth));
         }
-        return most;
+        for_rows(team, part, [&](int32_t first, int32_t rows) {
+            for (int32_t row = first; row < first + rows; ++row) {
+                pack_quantized(values, row, matrix.depth, matrix.quantized_panels,
+                               place_of(part, row));
+            }
+        });
     }
 
     void set_bias(Part part, int32_t layer, const float *values) {
@@ -118,24 +103,39 @@ class Weights {
     // A panel of the fused matrix holds 16 outputs of gate and the same 16 of up.
     int32_t gate_width() const { return static_cast<int32_t>(rounded_up(shape_.middle, LANES)); }
 
-    size_t unit_bytes() const { return shape_.quantized ? T::PER_UNIT : sizeof(uint32_t); }
-
-    // Assigns memory to a matrix and returns the end of it.
-    char *settle(Matrix &matrix, char *base) {
-        if (shape_.quantized) {
-            matrix.bytes = reinterpret_cast<int8_t *>(base);
-            matrix.scales = zeros(matrix.count * PANEL);
-        } else {
-            matrix.panels = reinterpret_cast<uint32_t *>(base);
-        }
-        return base + matrix.panel_units() * static_cast<size_t>(matrix.count) * unit_bytes();
+    // The bytes of a panel in the model's type.
+    static size_t plain_bytes(const Matrix &matrix) {
+        return matrix.panel_units() * sizeof(uint32_t);
     }
 
-    void place(Matrix &matrix, int32_t outputs, int32_t depth, size_t &units) {
+    // Sets a matrix's shape; returns the most bytes that it can take.
+    static size_t place(Matrix &matrix, int32_t outputs, int32_t depth) {
         matrix = Matrix{};
         matrix.count = static_cast<int32_t>(rounded_up(outputs, PANEL) / PANEL);
         matrix.units = (depth + T::PER_UNIT - 1) / T::PER_UNIT;
-        units += matrix.panel_units() * matrix.count;
+        matrix.depth = depth;
+        const auto quantized = static_cast<size_t>(
+            std::max(QuantizedFormat{8, BLOCK, 0}.panel_bytes(depth),
+                     QuantizedFormat{4, BLOCK, 1}.panel_bytes(depth)));
+        return std::max(quantized, plain_bytes(matrix)) * static_cast<size_t>(matrix.count);
+    }
+
+    // Takes memory for a matrix once its format is known.
+    char *take(const Matrix &matrix, size_t panel_bytes) {
+        char *taken = free_;
+        free_ += panel_bytes * static_cast<size_t>(matrix.count);
+        return taken;
+    }
+
+    // Calls work(first, rows) for all outputs of a part, on the team's threads.
+    template <class Work>
+    void for_rows(Team &team, Part part, const Work &work) {
+        constexpr int32_t TASK = 8 * LANES;
+        const int32_t outputs = outputs_of(part);
+        const Awake awake(team);
+        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
+            work(task * TASK, std::min(TASK, outputs - task * TASK));
+        });
     }
 
     const float *zeros(int32_t count) {
@@ -158,11 +158,6 @@ class Weights {
         return part == Part::GATE || part == Part::UP ? shape_.middle : shape_.hidden;
     }
 
-    int32_t depth_of(Part part) const {
-        if (part == Part::OUTPUT) return shape_.heads * shape_.head_dim;
-        return part == Part::DOWN ? shape_.middle : shape_.hidden;
-    }
-
     int32_t place_of(Part part, int32_t output) const {
         const int32_t width = shape_.head_dim;
         if (part == Part::KEY) return shape_.heads * width + output;
@@ -177,7 +172,8 @@ class Weights {
     Matrix head_{};
     const float *last_norm_ = nullptr;
     std::vector<std::vector<float>> vectors_;  // their data does not move
-    std::unique_ptr<Mapped> memory_;
+    std::unique_ptr<Mapped> memory_;  // address space for any format; pages come with the weights
+    char *free_ = nullptr;            // the rest of it
 };
 
 // Adds up the time between marks.
@@ -220,16 +216,14 @@ class TypedDecoder : public Decoder {
           chosen_mixed_(shape.heads * shape.head_dim),
           middle_(shape.middle),
           last_(shape.hidden),
-          scratch_(shape.quantized ? static_cast<int64_t>(weights_.panel_units_max()) : 1) {
-        scratch_.reserve(shape.threads);
+          tiles_(tile_bytes(std::max({shape.hidden, shape.middle, shape.heads * shape.head_dim}))) {
     }
 
     void set_matrix(Part part, int32_t layer, const void *values) override {
         weights_.set_matrix(team_, part, layer, values);
     }
-    void set_quantized(Part part, int32_t layer, const int8_t *values,
-                       const float *scales) override {
-        weights_.set_quantized(team_, part, layer, values, scales);
+    void set_quantized(Part part, int32_t layer, const QuantizedRows &values) override {
+        weights_.set_quantized(team_, part, layer, values);
     }
     void set_bias(Part part, int32_t layer, const float *values) override {
         weights_.set_bias(part, layer, values);
@@ -324,10 +318,6 @@ class TypedDecoder : public Decoder {
         return Inputs{from.row(first), from.stride() * T::WORDS / T::PER_UNIT, rows};
     }
 
-    auto scratch() const {
-        return [this](int32_t thread) { return scratch_.row(thread); };
-    }
-
     void embed(const uint32_t *tokens, int32_t count) {
         for (int32_t row = 0; row < count; ++row) {
             const Element *from = embedding_ + static_cast<size_t>(tokens[row]) * shape_.hidden;
@@ -370,7 +360,7 @@ class TypedDecoder : public Decoder {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), scratch(),
+        multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), tiles_,
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         float *to = qkv_.row(row) + panel * PANEL;
                         store(to, left);
@@ -398,17 +388,17 @@ class TypedDecoder : public Decoder {
             store(to, _mm512_add_ps(load(to), left));
             store(to + LANES, _mm512_add_ps(load(to + LANES), right));
         };
-        multiply<T>(team_, layer.output, inputs(mixed, 0, rows), scratch(), add);
+        multiply<T>(team_, layer.output, inputs(mixed, 0, rows), tiles_, add);
         watch.mark(Phase::OUTPUT);
         norm(stream, layer.middle_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.gate_up, inputs(normed_, 0, rows), scratch(),
+        multiply<T>(team_, layer.gate_up, inputs(normed_, 0, rows), tiles_,
                     [&](int32_t row, int32_t panel, __m512 gate, __m512 up) {
                         Factors::store(middle_.row(row) + panel * LANES,
                                        _mm512_mul_ps(silu(gate), up), 0xFFFF);
                     });
         watch.mark(Phase::GATE_UP);
-        multiply<T>(team_, layer.down, inputs(middle_, 0, rows), scratch(), add);
+        multiply<T>(team_, layer.down, inputs(middle_, 0, rows), tiles_, add);
         watch.mark(Phase::DOWN);
     }
 
@@ -424,7 +414,7 @@ class TypedDecoder : public Decoder {
 
     void project(int32_t first, int32_t count, float *logits) {
         const int32_t vocab = shape_.vocab;
-        multiply<T>(team_, weights_.head(), inputs(last_, first, count), scratch(),
+        multiply<T>(team_, weights_.head(), inputs(last_, first, count), tiles_,
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         const int32_t at = panel * PANEL;
                         float *to = logits + static_cast<size_t>(row) * vocab + at;
@@ -451,7 +441,7 @@ class TypedDecoder : public Decoder {
     Rows<Factor> mixed_, chosen_mixed_;
     Rows<Factor> middle_;
     Rows<Factor> last_;
-    Rows<uint32_t> scratch_;  // of each thread: a panel
+    Rows<char> tiles_;  // a product's inputs, quantized
 };
 
 }  // namespace

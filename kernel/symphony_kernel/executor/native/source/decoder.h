@@ -20,9 +20,9 @@ namespace symphony {
 struct DecoderShape : AttentionShape {
     int32_t hidden, middle, vocab;
     int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether the model has them
-    int32_t quantized;  // whether matrices are int8 with a factor for each output
 };
-static_assert(sizeof(DecoderShape) == sizeof(AttentionShape) + 8 * sizeof(int32_t), "as in Python");
+// As in Python: seven numbers, and four bytes of padding.
+static_assert(sizeof(DecoderShape) == sizeof(AttentionShape) + 8 * sizeof(int32_t));
 
 // The tensors of a checkpoint. Those from HEAD on belong to no layer.
 enum class Part : int32_t { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, INPUT_NORM, QUERY_NORM,
@@ -56,10 +56,10 @@ class Decoder {
     static std::unique_ptr<Decoder> make(const DecoderShape &shape, void *pool);
     virtual ~Decoder() = default;
 
-    // Packs a matrix [outputs][inputs] in the model's type, or copies a vector in float32.
+    // Packs a matrix [outputs][inputs] in the model's type, or quantized, or copies a vector in
+    // float32. Parts of one matrix (query, key and value; gate and up) have one format.
     virtual void set_matrix(Part part, int32_t layer, const void *values) = 0;
-    virtual void set_quantized(Part part, int32_t layer, const int8_t *values,
-                               const float *scales) = 0;
+    virtual void set_quantized(Part part, int32_t layer, const QuantizedRows &values) = 0;
     virtual void set_bias(Part part, int32_t layer, const float *values) = 0;
     virtual void set_norm(Part part, int32_t layer, const float *values) = 0;
     // Kept: [vocab][hidden] in the model's type.

@@ -24,8 +24,8 @@ SYMPHONY_EXPORT void symphony_decoder_set_matrix(void *decoder, int32_t part, in
 }
 
 SYMPHONY_EXPORT void symphony_decoder_set_quantized(void *decoder, int32_t part, int32_t layer,
-                                                    const int8_t *values, const float *scales) {
-    static_cast<Decoder *>(decoder)->set_quantized(static_cast<Part>(part), layer, values, scales);
+                                                    const QuantizedRows *values) {
+    static_cast<Decoder *>(decoder)->set_quantized(static_cast<Part>(part), layer, *values);
 }
 
 SYMPHONY_EXPORT void symphony_decoder_set_bias(void *decoder, int32_t part, int32_t layer,

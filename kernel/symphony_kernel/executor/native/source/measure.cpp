@@ -22,24 +22,45 @@ double seconds_since(Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// `weights` are [outputs][depth] in the inputs' type, or null: then `quantized` are multiplied.
 struct Product {
-    const void *inputs;    // [rows][depth]
-    const void *weights;   // [outputs][depth]
-    const float *bias;     // [outputs] or null
-    float *out;            // [rows][outputs]
+    const void *inputs;  // [rows][depth]
+    const void *weights;
+    const QuantizedRows *quantized;
+    const float *bias;  // [outputs] or null
+    float *out;         // [rows][outputs]
     int32_t rows, depth, outputs, threads, wide;
+    int32_t repeats;  // how often it is multiplied, to be measured
+    double seconds;   // of the fastest; written
 };
 
+// Fills a matrix of `memory`.
 template <class T>
-void compute(const Product &given) {
+void fill(const Product &given, Matrix &matrix, Mapped &memory) {
+    if (given.weights) {
+        matrix.panels = reinterpret_cast<uint32_t *>(memory.data());
+        pack(matrix, given.weights, given.outputs, given.depth, sizeof(typename T::Element),
+             [](int32_t row) { return row; });
+        return;
+    }
+    matrix.format = given.quantized->format;
+    matrix.quantized_panels = memory.data();
+    for (int32_t row = 0; row < given.outputs; ++row) {
+        pack_quantized(*given.quantized, row, given.depth, memory.data(), row);
+    }
+}
+
+template <class T>
+void compute(Product &given) {
     using Element = typename T::Element;
     Matrix matrix{};
     matrix.count = static_cast<int32_t>(rounded_up(given.outputs, PANEL) / PANEL);
     matrix.units = (given.depth + T::PER_UNIT - 1) / T::PER_UNIT;
-    const Mapped memory(matrix.panel_units() * static_cast<size_t>(matrix.count) * 4);
-    matrix.panels = reinterpret_cast<uint32_t *>(memory.data());
-    pack(matrix, given.weights, given.outputs, given.depth, sizeof(Element),
-         [](int32_t row) { return row; });
+    matrix.depth = given.depth;
+    Mapped memory(static_cast<size_t>(matrix.count) *
+                  (given.weights ? matrix.panel_units() * 4
+                                 : given.quantized->format.panel_bytes(given.depth)));
+    fill<T>(given, matrix, memory);
     std::vector<float> bias(static_cast<size_t>(matrix.count) * PANEL);
     if (given.bias) {
         std::copy(given.bias, given.bias + given.outputs, bias.begin());
@@ -58,7 +79,7 @@ void compute(const Product &given) {
     Team team(given.threads);
     team.begin();
     const Inputs rows{inputs.row(0), inputs.stride() * T::WORDS / T::PER_UNIT, given.rows};
-    const auto no_scratch = [](int32_t) -> uint32_t * { return nullptr; };
+    Rows<char> tiles(tile_bytes(given.depth));
     const auto out = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
         const int32_t at = panel * PANEL;
         float *to = given.out + static_cast<size_t>(row) * given.outputs + at;
@@ -67,7 +88,12 @@ void compute(const Product &given) {
             store(to + LANES, right, first_lanes(given.outputs - at - LANES));
         }
     };
-    multiply<T>(team, matrix, rows, no_scratch, out);
+    for (int32_t repeat = 0; repeat < std::max(1, given.repeats); ++repeat) {
+        const auto begin = Clock::now();
+        multiply<T>(team, matrix, rows, tiles, out);
+        const double seconds = seconds_since(begin);
+        given.seconds = repeat ? std::min(given.seconds, seconds) : seconds;
+    }
     team.end();
 }
 
@@ -91,7 +117,7 @@ float dots(int64_t count) {
 }  // namespace
 
 // A product alone; returns 0, or 1 if there is no memory or no thread.
-SYMPHONY_EXPORT int32_t symphony_product(const Product *given, int32_t element_bytes) try {
+SYMPHONY_EXPORT int32_t symphony_product(Product *given, int32_t element_bytes) try {
     with_units(element_bytes, given->wide, [&](auto units) { compute<decltype(units)>(*given); });
     return 0;
 } catch (const std::exception &) {
