@@ -54,6 +54,8 @@ def random_blocks(kind: Kind, shape: tuple[int, ...], seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     values, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (shape[0], shape[1] // values, size), np.uint8)
+    if kind == Kind.Q8_0:
+        blocks[blocks == 128] = 129  # no writer makes -128
     for at, scale in _SCALES[kind].items():
         halves = (scale * rng.uniform(0.5, 1, blocks.shape[:2])).astype(np.float16)
         blocks[:, :, at : at + 2] = halves.view(np.uint8).reshape(*halves.shape, 2)

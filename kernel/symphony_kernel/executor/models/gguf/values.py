@@ -14,7 +14,7 @@ from symphony_kernel.executor.models.gguf.blocks import (
     four_bit_groups,
 )
 from symphony_kernel.executor.models.gguf.tensors import FOUR_BITS, GgufTensor
-from symphony_kernel.executor.models.quantization import QuantizedMatrix, quantize, stacked
+from symphony_kernel.executor.models.quantization import QuantizedMatrix, quantize
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _GROUP = 32  # inputs that share a scale
@@ -65,15 +65,12 @@ class GgufData:
         ]
         if len({part.format for part in parts}) > 1:
             parts = [quantize(part.dequantize(), bits=8, group=_GROUP) for part in parts]
-        matrix = stacked(parts)
-        if not tensor.heads:
-            return matrix
-        order = _reordered(torch.arange(outputs), tensor.heads)
+        minimums = [part.minimums for part in parts if part.minimums is not None]
         return replace(
-            matrix,
-            values=matrix.values[order],
-            scales=matrix.scales[order],
-            minimums=None if matrix.minimums is None else matrix.minimums[order],
+            parts[0],
+            values=_reordered(torch.cat([part.values for part in parts]), tensor.heads),
+            scales=_reordered(torch.cat([part.scales for part in parts]), tensor.heads),
+            minimums=_reordered(torch.cat(minimums), tensor.heads) if minimums else None,
         )
 
 
