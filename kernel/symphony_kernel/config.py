@@ -18,9 +18,10 @@ from symphony_kernel.executor.models.assets import ModelAssets, load_assets
 from symphony_kernel.executor.models.checking import check_model
 from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.models.fitting import MemoryNeeds
+from symphony_kernel.executor.models.fitting import ELEMENT_BYTES, MemoryNeeds
 from symphony_kernel.executor.models.gguf.container import is_gguf
 from symphony_kernel.executor.models.model_files import open_model, required
+from symphony_kernel.executor.models.tensor_headers import held_bytes
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
@@ -238,9 +239,10 @@ def _check_fits(configuration: Configuration, dtype: str, device_free: int | Non
     """
     if configuration.ended is not None:
         return  # it did fit, and the memory of the kernel that died may not be free yet
+    path, config = configuration.directory, load_config(configuration.directory)
     needs = MemoryNeeds(
-        configuration.directory, load_config(configuration.directory), dtype,
-        configuration.quantize, configuration.tensor_parallel, configuration.pool_bytes,
+        path, config, dtype, configuration.quantize, configuration.tensor_parallel,
+        configuration.pool_bytes, held_bytes(path, config, ELEMENT_BYTES[dtype]),
     )  # fmt: skip
     if device_free is None:
         needs.check_host(attainable_bytes())

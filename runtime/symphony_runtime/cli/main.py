@@ -29,6 +29,7 @@ from symphony_runtime.cli.output import (
     print_json,
     print_listing,
     progress,
+    say,
     show,
     time_of,
 )
@@ -98,9 +99,6 @@ def _serve(options: argparse.Namespace) -> int:
 def _build(options: argparse.Namespace) -> None:
     from symphony_runtime.cli.development.languages import language_of
     from symphony_runtime.cli.projects import run_compiler
-
-    def say(words: str) -> None:
-        print(f"symphony: {words}", file=sys.stderr, flush=True)
 
     directory = options.directory.resolve()
     print(language_of(directory).build(directory, say, quick=False, run=run_compiler))

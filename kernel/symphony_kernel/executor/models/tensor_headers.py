@@ -24,7 +24,7 @@ from symphony_kernel.executor.models.gguf.tensors import GgufTensor, checkpoint_
 from symphony_kernel.executor.models.packed.parts import PackedTensor, join_parts
 from symphony_kernel.executor.models.packed.scheme import load_scheme
 from symphony_kernel.executor.models.packed.stored import DTYPE_BYTES, Stored
-from symphony_kernel.executor.models.shapes import tensor_shapes
+from symphony_kernel.executor.models.shapes import EMBEDDING, tensor_shapes
 
 INDEX = "model.safetensors.index.json"
 # Buffers that older versions of transformers saved; they follow from the configuration.
@@ -64,6 +64,23 @@ def check_tensors(path: Path, config: ModelConfig) -> dict[str, TensorHeader]:
         names = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         raise CheckpointError(f"{path} has {len(left)} unexpected tensors: {names}")
     return mine
+
+
+def held_bytes(path: Path, config: ModelConfig, element_bytes: int) -> int | None:
+    """Return the bytes of all products' matrices, at least, as native kernels hold them.
+
+    None: the model's weights are not quantized. Scales are left out. CheckpointError.
+    """
+    tensors = check_tensors(path, config)
+    matrices = [
+        each for name, each in tensors.items() if len(each.shape) == 2 and name != EMBEDDING
+    ]
+    if config.tied:
+        matrices.append(tensors[EMBEDDING])  # the head, too
+    if all(each.held_bits is None for each in matrices):
+        return None
+    bits = (math.prod(each.shape) * (each.held_bits or 8 * element_bytes) for each in matrices)
+    return sum(bits) // 8
 
 
 def _all_tensors(path: Path, config: ModelConfig) -> dict[str, TensorHeader]:
