@@ -60,6 +60,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 _ROPE_FACTORS = "rope_freqs.weight"
 _THETA_DEFAULT = 10_000.0
+_DIVISOR_MAX = 1e6
 _LLAMA_3 = 1.0, 4.0, 8192  # low_freq_factor, high_freq_factor, the original context
 
 
@@ -162,16 +163,17 @@ def _head_dim(
 
 def _rope(file: GgufFile, values: Mapping[str, Value], head_dim: Any) -> dict[str, Any] | None:
     """Return rope_scaling: linear, yarn or llama3."""
-    kind = values.get("rope.scaling.type", "none")
+    kind = values.get("rope.scaling.type", "linear")
     given = {
         "factor": values.get("rope.scaling.factor", values.get("rope.scale_linear")),
         "original_max_position_embeddings": values.get("rope.scaling.original_context_length"),
     }
+    unscaled = kind == "none" or (kind == "linear" and given["factor"] in (None, 0, 1))
     if _ROPE_FACTORS in file.tensors:
-        if kind != "none":
+        if not unscaled:
             raise CheckpointError(f"{file.path} has {_ROPE_FACTORS} and a rope.scaling.type")
         return _llama_3(file, head_dim, _scalar(file, "theta", values.get("rope.freq_base")))
-    if kind == "none" or (kind == "linear" and given["factor"] in (None, 0, 1)):
+    if unscaled:
         return None
     if kind == "yarn":
         factor = values.get("rope.scaling.attn_factor", values.get("rope.scaling.yarn_attn_factor"))
@@ -199,21 +201,32 @@ def _llama_3(file: GgufFile, head_dim: Any, theta: Any) -> dict[str, Any]:
             f"{file.path}: {_ROPE_FACTORS} is {place.type.name} of the shape {shown(place.shape)}, "
             f"and heads have {shown(head_dim)} elements"
         )
-    found = read_floats(place)
+    found, base = read_floats(place), _THETA_DEFAULT if theta is None else theta
+    factor = max(found)
+    if not _are_llama_3(found, head_dim, base):
+        raise CheckpointError(
+            f"{file.path}: {_ROPE_FACTORS} has other values than those of Llama 3.1's scaling by "
+            f"{factor:g}, which alone is supported"
+        )
     low, high, original = _LLAMA_3
-    factor, base = max(found), theta if type(theta) is float else _THETA_DEFAULT
-    for index, divisor in enumerate(found):
-        turns = original / (2 * math.pi * base ** (2 * index / head_dim))
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        if not math.isclose(1 / divisor, (1 - smooth) / factor + smooth, rel_tol=1e-3):
-            raise CheckpointError(
-                f"{file.path}: {_ROPE_FACTORS} has other values than those of Llama 3.1's scaling "
-                f"by {factor:g}, which alone is supported"
-            )
     return {
         "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
         "original_max_position_embeddings": original,
     }  # fmt: skip
+
+
+def _are_llama_3(divisors: list[float], head_dim: int, theta: Any) -> bool:
+    """Return whether frequencies are divided as in Llama 3.1 (see `models.rope`)."""
+    if type(theta) is not float or theta <= 1 or not all(1 <= d < _DIVISOR_MAX for d in divisors):
+        return False
+    low, high, original = _LLAMA_3
+    for index, divisor in enumerate(divisors):
+        turns = original / (2 * math.pi * theta ** (2 * index / head_dim))
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        expected = (1 - smooth) / max(divisors) + smooth
+        if not math.isclose(1 / divisor, expected, rel_tol=1e-3):
+            return False
+    return True
 
 
 def _token(file: GgufFile, what: str) -> int | None:

@@ -1,6 +1,5 @@
 """The values of a GGUF file's tensors."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,15 +26,14 @@ class GgufData:
 
     def __init__(self, path: Path) -> None:
         try:
-            size = os.stat(path).st_size  # noqa: PTH116 - followed by an OSError of its own
+            size = path.stat().st_size
             self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def take(self, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor's values; rows of queries and keys in a checkpoint's order."""
-        place = tensor.place
-        data = self._bytes[place.begin : place.begin + place.bytes]
+        place, data = tensor.place, self._data(tensor)
         if place.type.name in _PLAIN:
             values = data.view(_PLAIN[place.type.name]).view(place.shape).to(dtype)
             return _reordered(values, tensor.heads)
@@ -47,6 +45,13 @@ class GgufData:
             values[begin : begin + step] = dequantize(place.type.name, part)
         return _reordered(values.view(place.shape), tensor.heads)
 
+    def _data(self, tensor: GgufTensor) -> Tensor:
+        place = tensor.place
+        data = self._bytes[place.begin : place.begin + place.bytes]
+        if len(data) != place.bytes:
+            raise CheckpointError(f"{place.path} became shorter while it was read")
+        return data
+
     def matrix(self, tensor: GgufTensor) -> QuantizedMatrix | None:
         """Return a quantized matrix in the form that kernels multiply; None: it is plain.
 
@@ -57,7 +62,7 @@ class GgufData:
         if kind in _PLAIN:
             return None
         outputs, inputs = place.shape
-        data = self._bytes[place.begin : place.begin + place.bytes].view(outputs, -1)
+        data = self._data(tensor).view(outputs, -1)
         step = max(1, _VALUES_AT_ONCE // inputs)
         parts = [
             _rows(kind, data[begin : begin + step].reshape(-1, size), inputs)

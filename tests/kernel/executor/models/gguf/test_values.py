@@ -154,6 +154,34 @@ def test_integers_that_kernels_do_not_multiply_are_quantized_again(tmp_path: Pat
     np.testing.assert_allclose(matrix.dequantize(), values, atol=0.01 * np.abs(values).max())
 
 
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "none": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "yarn": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+        "beta_fast": 24.0, "beta_slow": 2.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_scaled_rotation_is_the_checkpoints(tmp_path: Path, kind: str) -> None:
+    rope = {**ROTATIONS[kind], "rope_theta": 5e4}
+    folder = make_checkpoint(tmp_path / "model", rope_parameters=rope)
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        if kind != "none":
+            writer.add_rope_scaling_factor(rope["factor"])
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+    file = write_gguf(tmp_path / "model.gguf", folder.directory, change=change)
+    np.testing.assert_array_equal(_logits(file), _logits(folder))
+
+
 def test_scaled_rotation_of_llama_3_is_found_in_its_divisors(tmp_path: Path) -> None:
     rope = {
         "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
@@ -171,10 +199,12 @@ def test_scaled_rotation_of_llama_3_is_found_in_its_divisors(tmp_path: Path) -> 
     file = write_gguf(tmp_path / "model.gguf", folder.directory, change=add)
     assert load_config(file).rope == load_config(folder.directory).rope
     np.testing.assert_array_equal(_logits(file), _logits(folder))
-    divisors[5] *= 1.5
-    write_gguf(file, folder.directory, change=add)
-    with pytest.raises(CheckpointError, match=r"other values than those of Llama 3\.1"):
-        load_config(file)
+    whole = divisors.copy()
+    for wrong in (1.5, 0.0, float("nan"), float("inf"), -1.0):
+        divisors[5] = whole[5] * wrong
+        write_gguf(file, folder.directory, change=add)
+        with pytest.raises(CheckpointError, match=r"other values than those of Llama 3\.1"):
+            load_config(file)
 
 
 def test_split_file_is_read_from_its_first_part(tmp_path: Path) -> None:
