@@ -45,7 +45,7 @@ class MemoryNeeds:
         products, head = _WEIGHT_BYTES.get(self.quantize, (ELEMENT_BYTES[self.dtype],) * 2)
         weights = int(products * self._products() + head * self._head())
         if self.held is not None and self.ranks == 1:
-            weights = self.held  # whatever `quantize` says
+            weights = self.held  # with any `quantize`
         limit = "this machine, or its cgroup, can give"
         self._check(weights, self.ranks, limit, available, usual_pool=False)
 
@@ -77,6 +77,8 @@ class MemoryNeeds:
         if available is None:
             return
         held = f"as {self.dtype}" + ("" if self.quantize == "none" else f", in {self.quantize}")
+        if weights == self.held:
+            held = "as the files have them"
         words = f"{self.directory}: the weights take {_mib(weights)} ({held})"
         limit = f"{whose} {_mib(available)}"
         if weights > available:

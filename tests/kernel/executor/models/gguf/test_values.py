@@ -1,5 +1,6 @@
 """GGUF files as models: their values, and logits equal to those of the same checkpoint."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.fitting import MemoryNeeds
 from symphony_kernel.executor.models.gguf.blocks import (
     dequantize,
     eight_bit_groups,
@@ -19,6 +21,8 @@ from symphony_kernel.executor.models.gguf.blocks import (
 from symphony_kernel.executor.models.gguf.container import BLOCK_TYPES, read_gguf
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import QuantizedMatrix
+from symphony_kernel.executor.models.shapes import tensor_shapes
+from symphony_kernel.executor.models.tensor_headers import held_bytes
 from transformers import AutoModelForCausalLM
 
 from tests.support.executor.gguf_files import BLOCK_KINDS, random_blocks, write_gguf
@@ -123,6 +127,29 @@ def test_each_quantized_type_is_the_dequantized_checkpoint(tmp_path: Path, kind:
     # The kernels also quantize what they multiply with; a norm of weights near 1 keeps its size.
     found, whole = _logits(file), _reference_logits(folder)
     assert np.corrcoef(found.ravel(), whole.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"), [(Kind.Q4_K, 4), (Kind.Q6_K, 8), (Kind.F16, None)], ids=str
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_memory_of_a_quantized_file_is_that_of_its_integers(
+    tmp_path: Path, kind: Kind, bits: int | None, tied: bool
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", **WIDE, tie_word_embeddings=tied)
+    file = write_gguf(tmp_path / "model.gguf", folder.directory, _kind(kind))
+    config = load_config(file)
+    found = held_bytes(file, config, 2)
+    if bits is None:
+        assert found is None
+        return
+    shapes = dict(tensor_shapes(config))
+    matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    embedding = 0 if tied else math.prod(shapes["model.embed_tokens.weight"])
+    assert found == (matrices - embedding) * bits // 8
+    needs = MemoryNeeds(file, config, "bfloat16", held=found)
+    with pytest.raises(CheckpointError, match="the weights take 0 MiB .as the files have them"):
+        needs.check_host(found - 1)
 
 
 def test_tied_head_is_held_as_the_file_has_it(tmp_path: Path) -> None:
