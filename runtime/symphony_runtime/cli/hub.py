@@ -76,7 +76,7 @@ def _download(wanted: HubModel, say: Say) -> Path:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     repository, revision = wanted.repository, wanted.revision
     hub = constants.ENDPOINT

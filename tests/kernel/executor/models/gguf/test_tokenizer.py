@@ -156,7 +156,7 @@ def _pieces(tokenizer: Tokenizer, prefix: bool) -> Callable[[gguf.GGUFWriter], N
         for key in [key for key in values if key.startswith("tokenizer.")]:
             del values[key]
         count = tokenizer.get_vocab_size()
-        tokens = [tokenizer.id_to_token(number) for number in range(count)]
+        tokens = [str(tokenizer.id_to_token(number)) for number in range(count)]
         kinds = [
             gguf.TokenType.UNKNOWN,
             *[gguf.TokenType.CONTROL] * 2,

@@ -32,7 +32,7 @@ TOKENS = np.random.default_rng(3).integers(0, 101, 40)
 # Rows of blocks of 256 values.
 # Of the largest value: what is held in the file's integers has no error but that of float16 scales.
 HELD_ERRORS = {Kind.Q4_0: 0.0, Kind.Q4_1: 0.0, Kind.Q8_0: 0.0, Kind.Q4_K: 0.001}
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
 def _logits(model: Checkpoint | Path) -> Any:
@@ -87,7 +87,7 @@ def test_eight_bit_groups_have_the_values_of_their_blocks() -> None:
 def test_logits_of_each_architecture_equal_the_checkpoints(
     tmp_path: Path, family: str, tied: bool
 ) -> None:
-    settings = {"sliding_window": None} if family == "mistral" else {}
+    settings: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {}
     folder = make_checkpoint(tmp_path / "model", family, tie_word_embeddings=tied, **settings)
     file = write_gguf(tmp_path / "model.gguf", folder.directory)
     found = _logits(file)

@@ -30,7 +30,7 @@ from tests.support.executor.packed_files import (
     write_packed,
 )
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 TOKENS = np.random.default_rng(3).integers(0, 101, 40)
 
 
@@ -118,7 +118,7 @@ def test_layout_has_the_values_of_the_dequantized_checkpoint(tmp_path: Path, lay
 
 
 def test_inputs_that_fill_no_word_are_padded(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 60, "intermediate_size": 76, "head_dim": 16}
+    sizes: dict[str, Any] = {"hidden_size": 60, "intermediate_size": 76, "head_dim": 16}
     plain = make_checkpoint(tmp_path / "plain", **sizes).directory
     quantizer = packed(4, 0, symmetric=True)
     folder = write_packed(plain, tmp_path / "model", quantizer, compressed("pack-quantized"))
