@@ -1,9 +1,9 @@
-"""What weights in 8 bits cost in accuracy: the tiny model on text that it never saw.
+"""What weights in 8 and 4 bits cost in accuracy: the tiny model on text that it never saw.
 
     python -m benchmarks.quantization [--rows 40]
 
 The held-out files of the tiny model (its README says which), cut into rows of 512 tokens, in fp32
-and bf16, with and without `--quantize int8`. Needs transformers, as the corpus's own module does.
+and bf16, with each `--quantize`. Needs transformers, as the corpus's own module does.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Batch, Row
+from symphony_kernel.executor.models.quantization import Quantization
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions
@@ -60,7 +61,7 @@ async def _measure(rows: UInt32) -> None:
     exact: list[Float32] = []
     print(f"{'':>12} {'nats/token':>11} {'perplexity':>11} {'largest logit off':>18} {'mean':>8}")
     for dtype in ("fp32", "bf16"):
-        for quantize in ("none", "int8"):
+        for quantize in Quantization:
             executor = TorchExecutor.load(
                 _WEIGHTS, dtype=dtype, quantize=quantize, device="cpu", pool_bytes=1 << 24
             )
@@ -70,7 +71,7 @@ async def _measure(rows: UInt32) -> None:
             nats = float(np.mean([loss(f, r) for f, r in zip(found, rows, strict=True)]))
             off = [np.abs(f - e) for f, e in zip(found, exact, strict=True)]
             largest, mean = max(float(o.max()) for o in off), np.mean([o.mean() for o in off])
-            name = dtype if quantize == "none" else f"{dtype}, int8"
+            name = dtype if quantize is Quantization.NONE else f"{dtype}, {quantize}"
             print(f"{name:>12} {nats:>11.4f} {math.exp(nats):>11.4f} {largest:>18.3f} {mean:>8.4f}")
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds llama.cpp's server and its GGUF converter into FOLDER/llama.cpp, from the source that
+# Builds llama.cpp's server, its quantizer and its GGUF converter into FOLDER/llama.cpp, from the source that
 # llama-cpp-python carries. Needs cmake and a C++ compiler; 15 minutes of processor time, 2 GB.
 #
 #     benchmarks/peers/llama_cpp.sh FOLDER
@@ -22,7 +22,7 @@ fi
 cmake -S "$folder/source" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
     -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF > "$folder/cmake.log"
-cmake --build "$folder/build" --target llama-server --parallel "$(nproc)" > "$folder/build.log"
+cmake --build "$folder/build" --target llama-server llama-quantize --parallel "$(nproc)" > "$folder/build.log"
 
 # The converter runs in an environment of its own: it reads checkpoints with torch.
 if [ ! -x "$folder/venv/bin/python" ]; then "$python" -m venv "$folder/venv"; fi

@@ -61,6 +61,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--model", default="135m", help=f"{', '.join(SHAPES)} (random), or a checkpoint's folder"
     )
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument(
+        "--quantize", choices=("none", "int8", "int4"), default="none",
+        help="the weights, of Symphony and llama.cpp (Q8_0, Q4_0)",
+    )  # fmt: skip
     parser.add_argument("--workloads", default="one,prefill,sixteen", help="by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: all cores")
@@ -71,7 +75,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=OPTION",
-        help="more for a server's command line, e.g. --option symphony=--quantize=int8",
+        help="more for a server's command line, e.g. --option symphony=--no-journal",
     )  # fmt: skip
     given = parser.parse_args(arguments)
     given.servers = [name for name in given.servers.split(",") if name]
@@ -121,7 +125,9 @@ def _setting(given: argparse.Namespace, model: Path, work: Path) -> Setting:
     longest = max(w.prompt + w.new for w in given.workloads)
     context = -(-longest // _CONTEXT_STEP) * _CONTEXT_STEP
     peers = given.peers.resolve()
-    return Setting(model, peers, work, given.threads, streams, context, given.dtype, options)
+    return Setting(
+        model, peers, work, given.threads, streams, context, given.dtype, given.quantize, options
+    )
 
 
 @asynccontextmanager
@@ -149,6 +155,7 @@ def _about(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": model,
         "dtype": given.dtype,
+        "quantize": given.quantize,
         "threads": given.threads,
         "rounds": given.rounds,
         "seed": given.seed,
@@ -162,7 +169,7 @@ async def _measure(given: argparse.Namespace, name: str) -> Findings:
     workloads: list[Workload] = given.workloads
     async with _running(given, _setting(given, model, work.resolve())) as servers:
         names = [server.endpoint.name for server in servers]
-        sizes = Sizes.of(model, 2 if given.dtype == "bf16" else 4)
+        sizes = Sizes.of(model, 2 if given.dtype == "bf16" else 4, given.quantize)
         rounds = Rounds(servers, workloads, Prompts(model, given.seed), given.threads, given.seed)
         for server in servers:
             server.resume()
@@ -188,6 +195,8 @@ def main(arguments: list[str]) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     about = _about(given)
     name = f"serving-{about['model'].removeprefix('random ')}"
+    if given.quantize != "none":
+        name += f"-{given.quantize}"
     # As Ctrl-C does: no server may stay behind.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:

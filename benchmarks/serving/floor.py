@@ -2,7 +2,8 @@
 
 A step reads every weight once and the histories of its rows, and does two operations per weight and
 row; it takes at least the longer of bytes over bandwidth and operations over the rate of bf16
-products. Both rates are measured in the same run, because they move by the hour.
+products. Both rates are measured in the same run, because they move by the hour. Quantized weights
+may be multiplied faster than this floor's operations, as integers.
 """
 
 import json
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving.workloads import Column, Workload
+
+# Bytes of a weight of the body and of the head, with scales: `Quantization` of the kernel.
+_QUANTIZED_BYTES = {"int8": (1 + 2 / 128, 1 + 2 / 128), "int4": (0.5 + 2 / 32, 1 + 2 / 128)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Sizes:
         inner: Elements of a token's queries, over all heads.
         kv_inner: Elements of a token's keys, over all heads.
         weight_bytes: Of one weight, and of one element of a key or value.
+        quantized_bytes: Of one weight of the body and of the head, if they are quantized.
     """
 
     layers: int
@@ -52,9 +57,10 @@ class Sizes:
     inner: int
     kv_inner: int
     weight_bytes: int = 2
+    quantized_bytes: tuple[float, float] | None = None
 
     @classmethod
-    def of(cls, model: Path, weight_bytes: int = 2) -> "Sizes":
+    def of(cls, model: Path, weight_bytes: int = 2, quantize: str = "none") -> "Sizes":
         """Return the sizes of a checkpoint (Llama, Mistral, Qwen2 or Qwen3)."""
         config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
@@ -63,14 +69,21 @@ class Sizes:
         kv_inner = head_dim * config["num_key_value_heads"]
         attention = 2 * hidden * inner + 2 * hidden * kv_inner
         body = layers * (attention + 3 * hidden * config["intermediate_size"])
-        return cls(layers, body, config["vocab_size"] * hidden, inner, kv_inner, weight_bytes)
+        head, quantized = config["vocab_size"] * hidden, _QUANTIZED_BYTES.get(quantize)
+        return cls(layers, body, head, inner, kv_inner, weight_bytes, quantized)
+
+    @property
+    def product_bytes(self) -> float:
+        """Of all weights that a step reads."""
+        body, head = self.quantized_bytes or (self.weight_bytes, self.weight_bytes)
+        return body * self.body + head * self.head
 
     def prefill_seconds(self, streams: int, prompt: int, rates: Rates) -> float:
         """Return the least time for the first tokens of so many prompts together."""
         products = 2 * (self.body * prompt + self.head) * streams
         # Causal: a token sees half of the prompt on average.
         attention = 4 * self.inner * self.layers * streams * prompt * (prompt + 1) // 2
-        read = (self.body + self.head) * self.weight_bytes
+        read = self.product_bytes
         return max(read / rates.bandwidth, (products + attention) / rates.operations)
 
     def decode_seconds(self, streams: int, context: float, rates: Rates) -> float:
@@ -78,7 +91,7 @@ class Sizes:
         products = 2 * (self.body + self.head) * streams
         attention = 4 * self.inner * self.layers * streams * context
         history = 2 * self.kv_inner * self.layers * streams * context
-        read = (self.body + self.head + history) * self.weight_bytes
+        read = self.product_bytes + history * self.weight_bytes
         return max(read / rates.bandwidth, (products + attention) / rates.operations)
 
 

@@ -25,6 +25,7 @@ from benchmarks.serving.client import Endpoint
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS_MAX = 600.0
 _KV_BLOCK = 64  # tokens of a block of transformers
+_GGUF_KINDS = {"int8": "Q8_0", "int4": "Q4_0"}
 
 
 class ServerError(Exception):
@@ -43,6 +44,7 @@ class Setting:
         streams: The largest number of requests in flight that any workload has.
         context: Tokens of the longest request, prompt and answer.
         dtype: bf16 or fp32.
+        quantize: none, int8 or int4: of the weights.
         options: More options for a server's command line, by its name.
     """
 
@@ -53,6 +55,7 @@ class Setting:
     streams: int
     context: int
     dtype: str = "bf16"
+    quantize: str = "none"
     options: Mapping[str, list[str]] = field(default_factory=dict)
 
 
@@ -110,6 +113,7 @@ def _symphony(setting: Setting, port: int) -> _Launch:
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", str(port)]
     command += ["--data-dir", str(data), "--model", str(setting.model)]
     command += ["--dtype", setting.dtype, "--threads", str(setting.threads)]
+    command += ["--quantize", setting.quantize]
     state = {"XDG_STATE_HOME": str(data / "state")}
     return _Launch(command, state, "/readyz", data / "default.key")
 
@@ -141,6 +145,23 @@ def _gguf(setting: Setting) -> Path:
         done = subprocess.run([python, script, *arguments], capture_output=True, text=True)
         if done.returncode:
             raise ServerError(f"llama.cpp's converter failed:\n{done.stderr[-2000:]}")
+    return made if setting.quantize == "none" else _quantized_gguf(setting, made)
+
+
+def _quantized_gguf(setting: Setting, whole: Path) -> Path:
+    """Return the GGUF in 8 or 4 bits, quantized if it was not yet.
+
+    llama.cpp keeps the head of a model in 4 bits in 6 bits (Q6_K), or in 8 where its depth is no
+    multiple of 256.
+    """
+    kind = _GGUF_KINDS[setting.quantize]
+    made = whole.with_suffix(f".{kind}.gguf")
+    if not made.exists() or made.stat().st_mtime < whole.stat().st_mtime:
+        program = setting.peers / "llama.cpp" / "build" / "bin" / "llama-quantize"
+        command = [_installed(program, "llama_cpp.sh"), whole, made, kind, str(setting.threads)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ServerError(f"llama-quantize failed:\n{done.stdout[-2000:]}")
     return made
 
 
@@ -189,6 +210,7 @@ LAUNCHES: dict[str, Callable[[Setting, int], _Launch]] = {
     "vllm": _vllm,
     "transformers": _transformers,
 }
+_QUANTIZING = ("symphony", "llama.cpp")
 
 
 def _installed(program: Path, script: str) -> Path:
@@ -208,6 +230,8 @@ async def start(name: str, setting: Setting) -> Server:
     Raises:
         ServerError: It is not installed, or does not become ready.
     """
+    if setting.quantize != "none" and name not in _QUANTIZING:
+        raise ServerError(f"{name} is measured without --quantize only")
     port = _free_port()
     launch = LAUNCHES[name](setting, port)
     command = [*launch.command, *setting.options.get(name, ())]

@@ -105,9 +105,9 @@ class TorchExecutor:
         """Load a checkpoint in Hugging Face layout; blocks until it is ready.
 
         `dtype` is auto, fp32 or bf16; `quantize` none, int8 or int4 (weights, on a CPU); `device`
-        auto, cpu or cuda. `threads` are torch's, of the whole process. `delivery_ms` is how late the ends
-        of chained steps may be delivered. `progress` is called with the loaded share of the
-        weights. With several ranks (`parallel`) the pool and `threads` are of each rank.
+        auto, cpu or cuda. `threads` are torch's, of the whole process. `delivery_ms` is how late
+        the ends of chained steps may be delivered. `progress` is called with the loaded share of
+        the weights. With several ranks (`parallel`) the pool and `threads` are of each rank.
 
         Raises CheckpointError: the directory holds no model that this executor can run, or the pool
         is too small for a single page.

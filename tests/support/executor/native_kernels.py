@@ -1,12 +1,14 @@
 """Single native kernels, and what the machine can do at most: for tests and benchmarks."""
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_int32, c_int64, c_void_p, pointer
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from symphony_kernel.executor.models.quantization import QuantizedMatrix
 from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.native.network import QuantizedRows
 from symphony_kernel.executor.native.pages import AttentionShape, NativePages
 from symphony_kernel.executor.native.step import FlatStep, StepRows
 
@@ -97,16 +99,17 @@ class LoneAttention:
 # -- Products and the machine --------------------------------------------------------------------
 class _Product(Structure):
     _fields_ = (
-        ("inputs", c_void_p), ("weights", c_void_p), ("bias", c_void_p), ("out", c_void_p),
-        ("rows", c_int32), ("depth", c_int32), ("outputs", c_int32), ("threads", c_int32),
-        ("wide", c_int32),
+        ("inputs", c_void_p), ("weights", c_void_p), ("quantized", POINTER(QuantizedRows)),
+        ("bias", c_void_p), ("out", c_void_p), ("rows", c_int32), ("depth", c_int32),
+        ("outputs", c_int32), ("threads", c_int32), ("wide", c_int32), ("repeats", c_int32),
+        ("seconds", c_double),
     )  # fmt: skip
 
 
 def product(
     library: Library,
     inputs: Array,
-    weights: Array,
+    weights: Array | QuantizedMatrix,
     bias: Float32 | None = None,
     threads: int = 1,
     *,
@@ -115,26 +118,58 @@ def product(
     """Return inputs weights' + bias, [rows, outputs].
 
     `inputs` is [rows, depth] and `weights` [outputs, depth]: both float32, or both bfloat16 as
-    uint16 bits. `wide` multiplies bfloat16 as float32.
+    uint16 bits. `wide` multiplies bfloat16 as float32. Weights may be quantized.
     """
-    assert inputs.dtype == weights.dtype
-    out = np.full((len(inputs), len(weights)), np.nan, np.float32)
-    inputs, weights = np.ascontiguousarray(inputs), np.ascontiguousarray(weights)
+    return timed_product(library, inputs, weights, bias, threads, wide=wide)[0]
+
+
+def rounded_inputs(inputs: Float32, group: int) -> npt.NDArray[np.float64]:
+    """Return [n, depth] inputs as the kernels multiply them with quantized weights.
+
+    They are rounded to 8 bits, each group of a row's inputs with a scale of its own.
+    """
+    rows, depth = inputs.shape
+    groups = np.pad(inputs, ((0, 0), (0, -depth % group))).reshape(rows, -1, group)
+    largest = np.abs(groups).max(2, keepdims=True)
+    steps = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    scales = (largest * np.float32(1 / 127)).astype(np.float64)
+    return (np.rint(groups * steps) * scales).reshape(rows, -1)[:, :depth]
+
+
+def timed_product(
+    library: Library,
+    inputs: Array,
+    weights: Array | QuantizedMatrix,
+    bias: Float32 | None = None,
+    threads: int = 1,
+    *,
+    wide: bool = False,
+    repeats: int = 1,
+) -> tuple[Float32, float]:
+    """Return `product`, and the seconds of the fastest of `repeats`."""
+    inputs, rows, plain = np.ascontiguousarray(inputs), None, None
+    if isinstance(weights, QuantizedMatrix):
+        rows, outputs = QuantizedRows.of(weights), weights.outputs
+    else:
+        assert inputs.dtype == weights.dtype
+        plain, outputs = np.ascontiguousarray(weights), len(weights)
+    out = np.full((len(inputs), outputs), np.nan, np.float32)
     given = _Product(
         inputs.ctypes.data,
-        weights.ctypes.data,
+        None if plain is None else plain.ctypes.data,
+        None if rows is None else pointer(rows),
         None if bias is None else bias.ctypes.data,
         out.ctypes.data,
-        len(inputs),
-        inputs.shape[1],
-        len(weights),
+        *inputs.shape,
+        outputs,
         threads,
         wide,
+        repeats,
     )
     compute = library.function("symphony_product", POINTER(_Product), c_int32, result=c_int32)
     if compute(byref(given), inputs.itemsize):
         raise MemoryError("no memory for a product")
-    return out
+    return out, given.seconds
 
 
 def flops_per_s(library: Library, element_bytes: int, threads: int, dots: int = 24 << 16) -> float:

@@ -18,8 +18,7 @@ from torch.nn.functional import pad
 GROUPS = (32, 128)
 _LARGEST = 127.0  # of 8 bits
 _ZERO = 8  # of 4 bits without minimums
-# Groups that are quantized at a time: temporary memory stays small.
-_GROUPS_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 20  # weights that are quantized together: they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,9 @@ class QuantizedMatrix:
         if self.minimums is not None:
             given.append((self.minimums, groups, torch.float16))
         for tensor, shape, dtype in given:
-            assert tensor.shape == shape and tensor.dtype == dtype, (tensor.shape, tensor.dtype)
-            assert tensor.is_contiguous() and tensor.device.type == "cpu"
+            assert (tensor.shape, tensor.dtype) == (shape, dtype), (tensor.shape, tensor.dtype)
+            assert tensor.is_contiguous()
+            assert tensor.device.type == "cpu", tensor.device
 
     @property
     def outputs(self) -> int:
@@ -117,11 +117,10 @@ def plain(weight: Tensor | QuantizedMatrix) -> Tensor:
 
 def quantize(weight: Tensor, bits: int, group: int = 32) -> QuantizedMatrix:
     """Return a matrix [outputs, inputs] in 4 or 8 bits, without minimums."""
-    outputs, inputs = weight.shape
-    groups = -(-inputs // group)
-    rows = max(1, _GROUPS_AT_ONCE // groups)
-    parts = [_quantize(part, bits, group) for part in weight.cpu().split(rows)]
-    values, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+    inputs = weight.shape[1]
+    parts = weight.cpu().split(max(1, _AT_ONCE // inputs))
+    pairs = [_quantize(part, bits, group) for part in parts]
+    values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
     return QuantizedMatrix(bits, group, inputs, values, scales)
 
 

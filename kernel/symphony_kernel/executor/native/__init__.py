@@ -2,7 +2,7 @@
 
    source/ has the C++:
    types.h team.*        numbers, and the threads that compute a step
-   product.* attention*  matrix products on packed weights; attention on the pages
+   product* attention*   matrix products on packed weights; attention on the pages
    decoder.*             a decoder's step, layer after layer
    sampling.*            from logits to tokens
    build.py library.py   compile them once for a machine; give them their Python types

@@ -50,7 +50,11 @@ class Level(NamedTuple):
 
 # The first that fits is used. The sources use no other feature that has a flag of its own.
 LEVELS = (
-    Level(("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+    Level(
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        _V4 | {"avx512_vnni", "avx512_bf16"},
+    ),
+    Level(("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
     Level(("-march=x86-64-v4",), _V4),
 )
 

@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "attention_units.h"
+#include "memory.h"
 #include "product_quantized.h"
 #include "team.h"
 #include "types.h"
@@ -177,12 +178,12 @@ void multiply_quantized_panel(const Matrix &matrix, int32_t index, int32_t next,
                               const Rows<char> &tiles, int32_t row, int32_t row_end,
                               const Out &out) {
     alignas(LINE_BYTES) float sums[TILE_ROWS * PANEL];
-    int64_t step = LINE_BYTES;
+    int64_t step = LINE_BYTES;  // the first tile prefetches the next panel
     for (; row < row_end; row += TILE_ROWS, step = 0) {
         const int32_t count = std::min(TILE_ROWS, row_end - row);
         tile_kernel(matrix.format, count)(
             tiles.row(row / TILE_ROWS), matrix.quantized_panel(index), matrix.blocks(),
-            matrix.format.group_blocks(), matrix.quantized_panel(next), step, sums);
+            matrix.quantized_panel(next), step, sums);
         pass_sums(matrix, index, sums, row, count, out);
     }
 }
