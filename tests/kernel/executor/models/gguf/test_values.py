@@ -126,7 +126,7 @@ def test_each_quantized_type_is_the_dequantized_checkpoint(tmp_path: Path, kind:
             assert error <= HELD_ERRORS.get(kind, 0.005), name
     # The kernels also quantize what they multiply with; a norm of weights near 1 keeps its size.
     found, whole = _logits(file), _reference_logits(folder)
-    assert np.corrcoef(found.ravel(), whole.ravel())[0, 1] > 0.999
+    assert np.corrcoef(found.ravel(), whole.ravel())[0, 1] > 0.995
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_memory_of_a_quantized_file_is_that_of_its_integers(
     embedding = 0 if tied else math.prod(shapes["model.embed_tokens.weight"])
     assert found == (matrices - embedding) * bits // 8
     needs = MemoryNeeds(file, config, "bfloat16", held=found)
-    with pytest.raises(CheckpointError, match=r"weights take 0 MiB \(as the files have"):
+    with pytest.raises(CheckpointError, match=r"weights take \d MiB \(as the files have"):
         needs.check_host(found - 1)
 
 

@@ -114,7 +114,7 @@ def test_layout_has_the_values_of_the_dequantized_checkpoint(tmp_path: Path, lay
             assert error < (0.002 if same else 0.006)  # of float16 scales, of other integers
     peer = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     whole = Checkpoint(plain, peer).logits(TOKENS)
-    assert np.corrcoef(_logits(folder).ravel(), whole.ravel())[0, 1] > 0.999
+    assert np.corrcoef(_logits(folder).ravel(), whole.ravel())[0, 1] > 0.995
 
 
 def test_inputs_that_fill_no_word_are_padded(tmp_path: Path) -> None:
