@@ -17,8 +17,8 @@ from symphony import AsyncClient, ClientError
 from symphony.client.views import Role
 from symphony_kernel.platform.disk_space import usual_reserve
 
-from symphony_runtime.cli.hub import parse_hub_name
 from symphony_runtime.cli.projects import NODE_MIN, WASM_TARGET, ProjectError, find_rust_toolchain
+from symphony_runtime.cli.serving.hub import parse_hub_name
 from symphony_runtime.config.serve import ServeOptions, default_data_dir
 from symphony_runtime.gateway.storage.disk_budget import parts_of
 

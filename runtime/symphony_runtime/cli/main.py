@@ -87,7 +87,7 @@ def _complain(error: Exception) -> int:
 
 # --- Commands that need no server ----------------------------------------------------------------
 def _serve(options: argparse.Namespace) -> int:
-    from symphony_runtime.cli.serve import serve
+    from symphony_runtime.cli.serving.serve import serve
     from symphony_runtime.config.serve import OptionsError
 
     try:
@@ -475,7 +475,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     usual = SERVER, LISTING
     serve = add("serve", "start the server", _serve)
     if serves:
-        from symphony_runtime.cli.serve import add_serve
+        from symphony_runtime.cli.serving.serve import add_serve
 
         add_serve(serve)
     _add_run(add("run", "run a program and show its messages", _run, *usual))

@@ -16,10 +16,10 @@ from typing import Any
 
 from symphony.client.places import place_of, read_place
 
-from symphony_runtime.cli.hub import locate_model, parse_hub_name
 from symphony_runtime.cli.output import CommandError, printable
 from symphony_runtime.cli.project_settings import FILE
 from symphony_runtime.cli.servers import choose
+from symphony_runtime.cli.serving.hub import locate_model, parse_hub_name
 
 START_SECONDS_MAX = 120  # a large model takes long
 _STOP_SECONDS_MAX = 10

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.cli.hub import HubModel, choose_files, parse_hub_name
+from symphony_runtime.cli.serving.hub import HubModel, choose_files, parse_hub_name
 
 from tests.support.server.hub import COMMIT, Hub, running_hub
 
@@ -31,7 +31,7 @@ PORTION = 10 << 20  # bytes that the client writes at a time
 _LOCATOR = """
 import json, sys
 from pathlib import Path
-from symphony_runtime.cli.hub import locate_model
+from symphony_runtime.cli.serving.hub import locate_model
 from symphony_runtime.cli.output import CommandError
 for line in sys.stdin:
     said = []

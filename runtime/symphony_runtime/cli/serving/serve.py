@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.cli.hub import locate_model
 from symphony_runtime.cli.output import say
+from symphony_runtime.cli.serving.hub import locate_model
 from symphony_runtime.config.serve import FILE_ONLY, ServeOptions, read_options
 
 
