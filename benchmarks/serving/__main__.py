@@ -154,8 +154,7 @@ def _about(given: argparse.Namespace) -> dict[str, Any]:
     model = f"random {given.model}" if given.model in SHAPES else Path(given.model).name
     return {
         "model": model,
-        "dtype": given.dtype,
-        "quantize": given.quantize,
+        "dtype": given.dtype if given.quantize == "none" else f"{given.dtype}, {given.quantize}",
         "threads": given.threads,
         "rounds": given.rounds,
         "seed": given.seed,

@@ -158,7 +158,8 @@ def _quantized_gguf(setting: Setting, whole: Path) -> Path:
     made = whole.with_suffix(f".{kind}.gguf")
     if not made.exists() or made.stat().st_mtime < whole.stat().st_mtime:
         program = setting.peers / "llama.cpp" / "build" / "bin" / "llama-quantize"
-        command = [_installed(program, "llama_cpp.sh"), whole, made, kind, str(setting.threads)]
+        installed = str(_installed(program, "llama_cpp.sh"))
+        command = [installed, str(whole), str(made), kind, str(setting.threads)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise ServerError(f"llama-quantize failed:\n{done.stdout[-2000:]}")

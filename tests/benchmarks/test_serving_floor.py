@@ -75,3 +75,12 @@ def test_floor_of_a_workload_counts_times_and_requests() -> None:
     assert floor(sixteen, LLAMA, RATES) == pytest.approx(16 / LLAMA.prefill_seconds(16, 8, RATES))
     assert floor(Workload("x", 8, 1, Column.DECODE), LLAMA, RATES) is None
     assert floor(Workload("x", 8, 5, Column.FIRST, rate=2.0), LLAMA, RATES) is None
+
+
+def test_floor_of_quantized_weights_reads_fewer_bytes(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path, SHAPES["small"])
+    whole, four = Sizes.of(model), Sizes.of(model, quantize="int4")
+    assert four.product_bytes == pytest.approx(four.body * 0.5625 + four.head * 1.015625)
+    slow = Rates(1.0, 1e30)
+    saved = whole.decode_seconds(1, 10, slow) - four.decode_seconds(1, 10, slow)
+    assert saved == pytest.approx(whole.product_bytes - four.product_bytes)

@@ -8,9 +8,10 @@ not outlive the machine; neither does anything that it serves.
     a header    sequence number, payload's length, CRC-32 of all three
 
 The payload is written first and the header last, so that readers ignore an unfinished record.
-Segments have a fixed size, allocated before they are mapped: a full disk is an OSError when a
-segment is made, and never a fault on access. Segments are reused, because writing to fresh pages
-costs ten times as much. Old records in them have lower sequence numbers and are not read again.
+Segments are allocated before they are mapped: a full disk is an OSError when a segment is made, and
+never a fault on access. They have a fixed size, or a multiple of it for a larger record. Segments
+are reused, because writing to fresh pages costs ten times as much. Old records in them have lower
+sequence numbers and are not read again.
 """
 
 import mmap
@@ -23,6 +24,8 @@ from zlib import crc32
 
 SEGMENT_BYTES: Final = 8 << 20
 SPARES_MAX: Final = 2  # segments that are kept for reuse
+SPARE_TIMES_MAX: Final = 4  # the usual size: larger ones are not kept
+_JOINED_BYTES_MAX: Final = 16 << 10  # a larger payload is copied once, not twice
 
 _HEADER = struct.Struct("<QII")
 _SUFFIX: Final = ".log"
@@ -47,9 +50,11 @@ class Log:
         """Bytes of all records in the log."""
         return self._bytes + self._at
 
-    def append(self, payload: bytes) -> None:
-        """Write one record. OSError: no disk space, and nothing is written."""
-        length = len(payload)
+    def append(self, *parts: bytes) -> None:
+        """Write one record, of parts of a payload. OSError: no disk space, nothing is written."""
+        length = sum([len(part) for part in parts])
+        if length <= _JOINED_BYTES_MAX:
+            parts = (b"".join(parts),)
         end = self._at + _HEADER.size + length
         segment = self._segments[-1]
         if end > segment.size:
@@ -57,8 +62,11 @@ class Log:
             segment, end = self._segments[-1], _HEADER.size + length
         sequence = self.sequence
         memory = segment.memory
-        memory[end - length : end] = payload
-        check = crc32(payload, sequence & 0xFFFFFFFF ^ length)
+        check, at = sequence & 0xFFFFFFFF ^ length, end - length
+        for part in parts:
+            memory[at : at + len(part)] = part
+            check = crc32(part, check)
+            at += len(part)
         _HEADER.pack_into(memory, self._at, sequence, length, check)
         self._at = end
         self.sequence = sequence + 1
@@ -73,10 +81,7 @@ class Log:
         while len(self._segments) > 1 and self._segments[1].first <= sequence:
             old = self._segments.pop(0)
             self._bytes -= old.used
-            if len(self._spares) < SPARES_MAX and old.size == self._segment_bytes:
-                self._spares.append(old)
-            else:
-                old.remove()
+            self._keep_spare(old)
 
     def close(self) -> None:
         """Unmap all segments. The files stay."""
@@ -92,16 +97,33 @@ class Log:
             if last.size >= room:
                 return
             self._segments.pop().remove()
-        if self._spares and room <= self._segment_bytes:
-            segment = self._spares.pop()
+        segment = self._take_spare(room)
+        if segment is not None:
             segment.reuse(path, self.sequence)
         else:
-            segment = _Segment(path, self.sequence, max(room, self._segment_bytes))
+            size = -(-max(room, 1) // self._segment_bytes) * self._segment_bytes
+            segment = _Segment(path, self.sequence, size)
         if self._segments:
             self._segments[-1].used += self._at
         self._bytes += self._at
         self._at = 0
         self._segments.append(segment)
+
+    def _keep_spare(self, segment: "_Segment") -> None:
+        """Keep a segment for reuse, or remove it. Of too many the smallest goes."""
+        spares = self._spares
+        if segment.size > SPARE_TIMES_MAX * self._segment_bytes:
+            segment.remove()
+            return
+        spares.append(segment)
+        spares.sort(key=lambda each: each.size)
+        if len(spares) > SPARES_MAX:
+            spares.pop(0).remove()
+
+    def _take_spare(self, room: int) -> "_Segment | None":
+        """Take the largest spare, so that large records find room in it; None: it is too small."""
+        spares = self._spares
+        return spares.pop() if spares and spares[-1].size >= room else None
 
 
 class _Segment:

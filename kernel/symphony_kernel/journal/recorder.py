@@ -152,7 +152,7 @@ class Recorder:
         self._allocations = 0
         parts[0] = TIME.pack(self.now()) + parts[0]
         try:
-            self._log.append(b"".join(parts))
+            self._log.append(*parts)
             self.records += 1
             if not self.records % RECORDS_PER_CHECK:
                 self._written()

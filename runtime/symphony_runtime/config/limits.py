@@ -15,6 +15,7 @@ docs/reference/limits.md.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from symphony_kernel.protocol.limit_table import (
@@ -74,7 +75,7 @@ class TenantLimits:
             LimitRefusedError: one is not an integer within its bounds.
             KeyError: a run has no such limit.
         """
-        chosen = {limit.name: self._default(limit.name) for limit in RUN_LIMITS}
+        chosen = dict(self._defaults)
         for name, value in wanted.items():
             if name not in chosen:
                 raise KeyError(name)
@@ -109,10 +110,10 @@ class TenantLimits:
             for limit in LIMITS
         }
 
-    def _default(self, name: str) -> int:
-        default = self.bounds[name].default
-        assert default is not None, name
-        return default
+    @cached_property
+    def _defaults(self) -> dict[str, int]:
+        defaults = {limit.name: self.bounds[limit.name].default for limit in RUN_LIMITS}
+        return {name: default for name, default in defaults.items() if default is not None}
 
 
 class Limits:

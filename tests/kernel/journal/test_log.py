@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from symphony_kernel.journal.log import Log, read
+from symphony_kernel.journal.log import SPARE_TIMES_MAX, Log, read
 
 SMALL = 4096
 
@@ -78,6 +78,27 @@ def test_reused_segments_do_not_show_old_records(tmp_path: Path) -> None:
         assert whole(tmp_path, kept) == [b"kept"]
     assert len(list(tmp_path.iterdir())) <= 3
     assert log.sequence == 1 + 20 * 31
+
+
+def test_segments_of_large_records_are_reused(tmp_path: Path) -> None:
+    log = Log(tmp_path, 1, SMALL)
+    files = set[int]()
+    for turn in range(20):
+        large = os.urandom(2 * SMALL), os.urandom(SMALL // 2)
+        log.append(*large)
+        log.append(b"%d" % turn)
+        assert whole(tmp_path, 1 + 2 * turn) == [b"".join(large), b"%d" % turn]
+        log.drop_before(log.rotate())
+        files |= {path.stat().st_ino for path in tmp_path.iterdir()}
+    assert len(files) <= 4, "no segment is made for each record"
+
+
+def test_very_large_segments_are_not_kept(tmp_path: Path) -> None:
+    log = Log(tmp_path, 1, SMALL)
+    for _ in range(3):
+        log.append(b"x" * (SPARE_TIMES_MAX * SMALL))
+        log.drop_before(log.rotate())
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3 * SMALL
 
 
 def test_only_whole_segments_are_dropped(tmp_path: Path) -> None:

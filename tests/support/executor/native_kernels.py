@@ -133,7 +133,8 @@ def rounded_inputs(inputs: Float32, group: int) -> npt.NDArray[np.float64]:
     largest = np.abs(groups).max(2, keepdims=True)
     steps = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     scales = (largest * np.float32(1 / 127)).astype(np.float64)
-    return (np.rint(groups * steps) * scales).reshape(rows, -1)[:, :depth]
+    found: npt.NDArray[np.float64] = np.rint(groups * steps) * scales
+    return found.reshape(rows, -1)[:, :depth]
 
 
 def timed_product(

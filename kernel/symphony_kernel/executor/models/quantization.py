@@ -118,7 +118,7 @@ def plain(weight: Tensor | QuantizedMatrix) -> Tensor:
 def quantize(weight: Tensor, bits: int, group: int = 32) -> QuantizedMatrix:
     """Return a matrix [outputs, inputs] in 4 or 8 bits, without minimums."""
     inputs = weight.shape[1]
-    parts = weight.cpu().split(max(1, _AT_ONCE // inputs))
+    parts = torch.split(weight.cpu(), max(1, _AT_ONCE // inputs))
     pairs = [_quantize(part, bits, group) for part in parts]
     values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
     return QuantizedMatrix(bits, group, inputs, values, scales)

@@ -98,6 +98,8 @@ class RunMetrics:
 
     def count_worker_limits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
         """Count the calls that a worker refused for limits; ignores invalid numbers."""
+        if not hits:
+            return
         limits = self.of_tenant(tenant).limits
         for name in _WORKERS_LIMITS:
             count = hits.get(name, 0)

@@ -21,7 +21,7 @@ from tests.support.executor.models import make_row, random_tokens
 
 def share(directory: Path, **given: Any) -> Share:
     values = {"pages": 4, "places": 4, "threads": 1, "rank": 1, "ranks": 2} | given
-    return Share(str(directory), "float32", "cpu", False, **values)
+    return Share(str(directory), "float32", "cpu", "none", **values)
 
 
 def test_rank_that_cannot_load_its_shard_says_why(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_rank_that_cannot_load_its_shard_says_why(tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_gpu_each_are_refused(tmp_path: Path) -> None:
-    wanted = Share(str(tmp_path), "bfloat16", "cuda", False, 4, 4, None, rank=99, ranks=100)
+    wanted = Share(str(tmp_path), "bfloat16", "cuda", "none", 4, 4, None, rank=99, ranks=100)
     with pytest.raises(CheckpointError, match="100 ranks need as many GPUs"):
         device_of(wanted)
 

@@ -106,10 +106,11 @@ class GenerationBody(Body):
     top_p: _Share = 1.0
     min_p: _Share = 0.0
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: _Stop | _Stops = []
-    stop_token_ids: list[int] = Field([], max_length=OPENAI_STOPS_MAX)
+    # A default made by a call is not copied for each request.
+    stop: _Stop | _Stops = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list, max_length=OPENAI_STOPS_MAX)
     ignore_eos: bool = False
-    logit_bias: _Biases = {}
+    logit_bias: _Biases = Field(default_factory=dict)
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
     repetition_penalty: float = Field(1.0, gt=0.001, le=1000)
@@ -165,7 +166,7 @@ class ChatBody(ConversationBody):
     top_logprobs: _Logprobs | None = None
     prompt_logprobs: _Logprobs | None = None
     response_format: dict[str, Any] | None = None
-    tools: Tools = []
+    tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
 
 
@@ -177,15 +178,15 @@ class ResponseBody(ConversationBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     text: dict[str, Any] | None = None
-    tools: ResponseTools = []
+    tools: ResponseTools = Field(default_factory=list)
     tool_choice: ResponseToolChoice | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[Included] = Field([], max_length=16)
+    include: list[Included] = Field(default_factory=list, max_length=16)
     top_logprobs: _Logprobs | None = None
     previous_response_id: str | None = None
     store: bool = True
     background: bool = False
-    metadata: _Metadata = {}
+    metadata: _Metadata = Field(default_factory=dict)
     user: str = ""
 
 
