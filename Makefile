@@ -25,7 +25,9 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-RUNNING := PATH="$(CURDIR)/$(BIN):$$PATH"
+# Python keeps its bytecode, also where a shell says otherwise: each of a server's processes would
+# compile our sources again, a second a start.
+RUNNING := PYTHONDONTWRITEBYTECODE= PATH="$(CURDIR)/$(BIN):$$PATH"
 AS := guest_sdk/assemblyscript
 EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -name '*.ts' \
 	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' -o -name 'manifest.json' \) \

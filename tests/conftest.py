@@ -4,10 +4,12 @@ And fixtures of several folders: PostgreSQL in addition to SQLite, and the watch
 """
 
 import asyncio
+import gc
 import inspect
 import os
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,25 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"{MARK}(need, there, reason): see tests/support/requirements"
     )
     required()
+
+
+def pytest_collectstart() -> None:
+    """Collect no garbage until all tests are collected: next to all that this makes stays."""
+    gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with this folder's own files: a long one at the end would leave one worker alone."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent != here)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave modules and tests, which stay to the end, out of all later garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

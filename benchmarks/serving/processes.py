@@ -94,7 +94,7 @@ def divided(
     return taken, max(0.0, machine - taken - client) / (seconds * (os.cpu_count() or 1))
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], orphan_seconds: float = 5.0) -> None:
     """Ask a server to end; kill what is left of it after a while."""
     below = tree(process.pid)
     resume(process.pid)
@@ -103,13 +103,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS_MAX)
     for each in below[1:]:
-        _end_orphan(each)
+        _end_orphan(each, orphan_seconds)
     if process.poll() is None:
         process.kill()
         process.wait()
 
 
-def _end_orphan(pid: int, seconds: float = 5.0) -> None:
+def _end_orphan(pid: int, seconds: float) -> None:
     """Wait for a child that its parent has left, then kill it."""
     deadline = time.monotonic() + seconds
     while (fields := _stat(pid)) is not None and fields[0] != "Z":

@@ -1,5 +1,7 @@
 """Stopping, counting and ending a server's processes."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -35,7 +37,9 @@ def busy() -> Iterator[subprocess.Popen[bytes]]:
     wait_until(lambda: processes.cpu_seconds(process.pid) > 0.2)
     yield process
     if process.poll() is None:
-        processes.end(process)
+        for pid in processes.tree(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_paused_process_takes_no_time(busy: subprocess.Popen[bytes]) -> None:
@@ -57,6 +61,6 @@ def test_process_memory_and_machine_are_counted(busy: subprocess.Popen[bytes]) -
 def test_paused_server_ends_with_its_children(busy: subprocess.Popen[bytes]) -> None:
     child = processes.tree(busy.pid)[1]
     processes.pause(busy.pid)
-    processes.end(busy)
+    processes.end(busy, orphan_seconds=0.5)
     assert busy.poll() is not None
     assert not still_alive([child])

@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from symphony_runtime.abi import table
 from symphony_runtime.cli import projects
+from symphony_runtime.cli.development.compilers import Compilers
 from symphony_runtime.cli.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
 from symphony_runtime.compiler.manifest import read_manifest
 from wasmtime import Engine, FuncType, Module
@@ -440,6 +442,19 @@ def compilable(snippets: list[str]) -> str:
     return "\n".join([*program, "export function lip_main(): i32 { return 0; }"])
 
 
+@pytest.fixture(scope="module")
+def compiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Compile the program of a project, not optimized, as `symphony dev` does: in one process."""
+    project = new("shown", "assemblyscript", tmp_path_factory.mktemp("pages"))
+    with Compilers() as compilers:
+
+        def module_of(text: str) -> Path:
+            (project / "assembly" / "index.ts").write_text(text)
+            return build(project, quick=True, run=compilers.run)
+
+        yield module_of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
@@ -455,15 +470,10 @@ def compilable(snippets: list[str]) -> str:
         "docs/guides/tools.md",
     ],
 )
-def test_documentation_snippets_compile(page: str, tmp_path: Path) -> None:
+def test_documentation_snippets_compile(page: str, compiles: Callable[[str], Path]) -> None:
     shown = SNIPPET.findall((ROOT / page).read_text())
     assert shown
     programs = [text for text in shown if "import {" in text]
     programs.append(compilable([text for text in shown if "import " not in text]))
-    project = new("shown", "assemblyscript", tmp_path)
-    config = project / "asconfig.json"
-    quick = config.read_text().replace('"optimizeLevel": 3', '"optimizeLevel": 0')
-    config.write_text(quick.replace('"shrinkLevel": 1', '"shrinkLevel": 0'))
     for text in programs:
-        (project / "assembly" / "index.ts").write_text(text)
-        checked_module(build(project))
+        checked_module(compiles(text))

@@ -60,8 +60,9 @@ class Console:
             await asyncio.sleep(0.5)
             shot = await self.tab.call("Page.captureScreenshot", format="png")
             Path(PICTURES, f"{name[:24]}.png").write_bytes(base64.b64decode(shot["data"]))
-        # Through the debugger, which the page's policy does not bind.
-        await self.tab.call("Runtime.evaluate", expression=AXE.read_text())
+        if not await self.tab.evaluate("'axe' in window"):
+            # Through the debugger, which the page's policy does not bind.
+            await self.tab.call("Runtime.evaluate", expression=AXE.read_text())
         found = await self.tab.evaluate("axe.run().then((result) => result.violations)")
         grave = [
             (each["id"], [node["html"][:200] for node in each["nodes"]])

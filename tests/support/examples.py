@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,24 @@ Played = tuple[RunResult, dict[str, int]]
 
 @cache
 def built(folder: Path) -> Path:
-    """Build an example once in a session, however many tests run it."""
+    """Build an example once in a session, and only if a source is newer than its module."""
+    modules = list(folder.glob("build/*.wasm"))
+    if len(modules) == 1 and modules[0].stat().st_mtime > max(map(_changed, _sources(folder))):
+        return modules[0]
     return build(folder)
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Yield the files that a module is made of, the SDKs' and those of `symphony build` too."""
+    made = {"build", "target", "node_modules", "__pycache__"}
+    for place in (folder, REPOSITORY / "guest_sdk", REPOSITORY / "runtime/symphony_runtime/cli"):
+        for parent, folders, names in os.walk(place):
+            folders[:] = [name for name in folders if name not in made]
+            yield from (Path(parent, name) for name in names)
 
 
 def scenario(program: str) -> dict[str, Any]:

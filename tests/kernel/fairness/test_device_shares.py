@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from symphony_kernel.fairness.device_shares import divide
 from symphony_kernel.scheduler.batcher import Step
 
+from tests.support.kernel.compiled import by_compiled_modules
 from tests.support.kernel.tenants import Wants, World
 
 RATE, WAIT = 1.5, 1.5  # times what a tenant is promised: most worlds are within 1.1 and 1.25
@@ -110,6 +111,7 @@ def worlds(draw: st.DrawFn) -> tuple[Costs, dict[str, Wants]]:
 
 
 @pytest.mark.parametrize("fixed", [0.002, 0.006, 0.015])
+@by_compiled_modules
 @settings(
     max_examples=334,
     derandomize=True,

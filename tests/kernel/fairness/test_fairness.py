@@ -27,6 +27,7 @@ from symphony_kernel.protocol.limits import ADMISSION_SLICE_TOKENS, PAGE_TOKENS,
 from symphony_kernel.scheduler.admission import RECOMPUTE_SLICES
 from symphony_kernel.scheduler.batcher import StepLimits
 
+from tests.support.kernel.compiled import by_compiled_modules
 from tests.support.kernel.crowds import Crowd, Habit, Launch, Wait
 
 STEPS = 40
@@ -153,23 +154,25 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("limits", LIMITS)
+@by_compiled_modules
 @settings(max_examples=334, derandomize=True)
 @given(crowd=crowds())
 def test_service_of_backlogged_lips_follows_their_weights(
-    limits: StepLimits, crowd: tuple[list[Habit], list[float]]
+    limits: str, crowd: tuple[list[Habit], list[float]]
 ) -> None:
-    check_service(limits, crowd, STEPS)
+    check_service(LIMITS[limits], crowd, STEPS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("limits", LIMITS)
+@by_compiled_modules
 @settings(max_examples=25, derandomize=True)
 @given(crowd=crowds())
 def test_service_of_backlogged_lips_follows_their_weights_for_long(
-    limits: StepLimits, crowd: tuple[list[Habit], list[float]]
+    limits: str, crowd: tuple[list[Habit], list[float]]
 ) -> None:
-    check_service(limits, crowd, LONG_STEPS)
+    check_service(LIMITS[limits], crowd, LONG_STEPS)
 
 
 def check_service(limits: StepLimits, crowd: tuple[list[Habit], list[float]], steps: int) -> None:
@@ -183,6 +186,7 @@ def check_service(limits: StepLimits, crowd: tuple[list[Habit], list[float]], st
         assert wait.waited <= referee.longest_wait(wait), wait
 
 
+@by_compiled_modules
 @settings(max_examples=200, derandomize=True)
 @given(crowd=crowds(tenants=3))
 def test_requests_of_tenants_are_all_answered(crowd: tuple[list[Habit], list[float]]) -> None:
@@ -235,6 +239,7 @@ PARKED_CROWD = (
 )
 
 
+@by_compiled_modules
 @settings(max_examples=15, derandomize=True)
 @given(crowd=crowds())
 @example(crowd=PARKED_CROWD)
@@ -257,6 +262,7 @@ def test_service_under_pressure_follows_weights(crowd: tuple[list[Habit], list[f
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@by_compiled_modules
 @settings(max_examples=60, derandomize=True)
 @given(case=streams_and_prompts())
 def test_prompts_delay_streams_up_to_the_bound(

@@ -1,6 +1,7 @@
 """A scheduler without a kernel: files that are only lengths, and a device that counts."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from math import inf
 
 import numpy as np
@@ -48,8 +49,9 @@ class LengthFile:
         self.computed_at = 0.0
         self.root = 0
         self.era = 1  # the eviction order's first: it never counts as unused
-        self.reserve(length)
-        self.length = length
+        if length:
+            self.reserve(length)
+            self.length = length
 
     def pages_needed(self, n: int) -> int:
         return max(0, -(-(self.length + n) // PAGE_TOKENS) - self.pages)
@@ -63,7 +65,7 @@ class LengthFile:
 
     def block_table(self, entries: int) -> Int32:
         assert entries <= self.pages * PAGE_TOKENS
-        return np.arange(-(-entries // PAGE_TOKENS), dtype=np.int32)
+        return _range(0, -(-entries // PAGE_TOKENS))
 
     def commit(
         self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
@@ -87,6 +89,21 @@ class LengthFile:
         self.pages = pages
 
 
+# Millions of requests are made of the same few arrays.
+@lru_cache(maxsize=256)
+def _tokens(count: int) -> UInt32:
+    made = np.arange(count, dtype=np.uint32) % VOCAB_SIZE
+    made.setflags(write=False)
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _range(first: int, count: int) -> Int32:
+    made = np.arange(first, first + count, dtype=np.int32)
+    made.setflags(write=False)
+    return made
+
+
 def make_work(
     root: int,
     tokens: int = 1,
@@ -106,8 +123,8 @@ def make_work(
         tenant=tenant,
         seq=1,
         file=file,
-        tokens=np.arange(tokens, dtype=np.uint32) % VOCAB_SIZE,
-        positions=np.arange(file.length, file.length + tokens, dtype=np.int32),
+        tokens=_tokens(tokens),
+        positions=_range(file.length, tokens),
         options=options,
         done=done,
         weight=weight,

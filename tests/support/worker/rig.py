@@ -13,6 +13,7 @@ Links are in memory, frames are real. Leaving the rig checks that everything cam
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -33,7 +34,7 @@ from symphony_kernel.protocol.limits import (
     RUN_TOKENS_MAX,
     RUN_WALL_MS_MAX,
 )
-from symphony_runtime.compiler.validation import check_and_compile
+from symphony_runtime.compiler.validation import CompileOutcome, check_and_compile
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
@@ -51,6 +52,11 @@ LIMITS = {
     "wall_ms": RUN_WALL_MS_MAX, "cpu_ms": RUN_CPU_MS_MAX, "memory_bytes": RUN_MEMORY_BYTES_MAX,
     "tokens": RUN_TOKENS_MAX, "kv_tokens": RUN_KV_TOKENS_MAX,
 }  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _compiled(wasm: bytes) -> CompileOutcome:
+    return check_and_compile(wasm, own=True)
 
 
 class WorkerRig:
@@ -110,7 +116,7 @@ class WorkerRig:
         known = self._known.get(wasm)
         if known and (not name or known == name):
             return known
-        outcome = check_and_compile(wasm, own=True)
+        outcome = _compiled(wasm)
         assert not outcome.problems, outcome.problems
         module = name or f"program-{next(self._names)}"
         self._known[wasm] = module

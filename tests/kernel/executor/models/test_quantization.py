@@ -1,13 +1,16 @@
 """Weights in 4 and 8 bits: the integers, the loss of accuracy, and both ways to compute."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from symphony_kernel.executor import torch_executor
 from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import (
     Quantization,
     QuantizedMatrix,
@@ -24,6 +27,7 @@ from tests.support.executor.models import (
     random_tokens,
     relative_error,
 )
+from tests.support.executor.native import native_library
 from tests.support.executor.native_kernels import rounded_inputs
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -132,6 +136,51 @@ def test_quantized_row_in_any_batch_has_the_same_bits(tmp_path: Path, how: str, 
     alone = [rig.run([make_row(random_tokens(n, n), rig.table(n))])[0] for n in sizes]
     assert rig.run([make_row(random_tokens(n, n), rig.table(n)) for n in sizes]) == alone
     rig.close()
+
+
+# Bits, group and minimums of a checkpoint's matrices, and what becomes of those that are joined.
+PACKED = {
+    "q_proj": (4, 32, False), "k_proj": (8, 32, False), "v_proj": (8, 128, False),
+    "o_proj": (4, 128, True), "gate_proj": (4, 32, True), "up_proj": (4, 32, True),
+    "down_proj": (8, 128, False), "lm_head": (4, 128, False),
+}  # fmt: skip
+JOINED = dict.fromkeys(("q_proj", "k_proj", "v_proj"), (8, 32, False))
+
+
+def _packed(weight: Tensor, form: tuple[int, int, bool]) -> QuantizedMatrix:
+    bits, group, minimums = form
+    matrix = quantize(weight, bits, group)
+    if not minimums:
+        return matrix
+    return replace(matrix, minimums=(matrix.scales.float() * -7.3).half())
+
+
+class _PackedWeights(Weights):
+    """A checkpoint that has its matrices quantized."""
+
+    def take_matrix(self, name: str, outputs: int, inputs: int) -> QuantizedMatrix:
+        return _packed(self.take(name, outputs, inputs), PACKED[name.split(".")[-2]])
+
+
+def test_matrices_that_a_checkpoint_has_quantized_stay_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native_library()
+    checkpoint = make_checkpoint(tmp_path, tie_word_embeddings=False)
+    monkeypatch.setattr(torch_executor, "Weights", _PackedWeights)
+    rig = load(checkpoint, "fp32", quantize="int8")
+    tokens = random_tokens(40)
+    [found] = rig.logits([make_row(tokens, rig.table(40))])
+    rig.close()
+    for path, module in checkpoint.peer.named_modules():
+        name = path.split(".")[-1]
+        if name in PACKED:
+            matrix = _packed(module.weight.detach(), PACKED[name])
+            if name in JOINED:
+                matrix = _packed(matrix.dequantize(), JOINED[name])
+            module.weight.data.copy_(matrix.dequantize())
+            module.register_forward_pre_hook(_rounding_inputs(matrix.group))
+    assert relative_error(found, checkpoint.logits(tokens)) < 0.01
 
 
 def test_quantization_that_is_unknown_is_refused_in_words(tmp_path: Path) -> None:
