@@ -1,4 +1,4 @@
-"""A newcomer's path: from `symphony new` to a running LIP of one's own, in both languages.
+"""A newcomer's path: from `symphony new` to a running LIP of one's own, in each language.
 
     python -m benchmarks.newcomer [--rounds 3] [--loop]
 
@@ -7,7 +7,8 @@ something of its own, build it from nothing, run it; then change it again, build
 commands' own time: what a newcomer reads and writes in between comes on top. The compilers and
 `symphony` are installed (`make install`).
 
-`--loop` measures `symphony dev` instead: from an edit, as it is written, to the program's words.
+JavaScript and Python have no build: there `symphony run` uploads the source. `--loop` measures
+`symphony dev` instead: from an edit, as it is written, to the program's words.
 """
 
 import argparse
@@ -23,7 +24,11 @@ from symphony_runtime.cli.projects import LANGUAGES
 
 from tests.support.server.server import RunningServer, running_server
 
-SOURCES = {"rust": "src/lib.rs", "assemblyscript": "assembly/index.ts"}
+SOURCES = {
+    "rust": "src/lib.rs", "assemblyscript": "assembly/index.ts", "javascript": "main.js",
+    "python": "main.py",
+}  # fmt: skip
+EMPTY = {language: "{}" if language == "python" else '""' for language in SOURCES}  # inputs
 EDIT_PAUSE_SECONDS = 0.5  # an author's next edit comes later than that
 GREETING = "Give me a text to continue."  # what the template says to an empty input
 
@@ -53,11 +58,19 @@ def walk(language: str, server: RunningServer, folder: Path) -> Times:
     new = _timed(["new", "mine", "--lang", language, "--directory", str(folder)], server)
     source = project / SOURCES[language]
     _edit(source, GREETING, "These are my words.")
-    build = _timed(["build", str(project)], server)
-    run = _run(project, "These are my words.", server)
+    build = _build(project, language, server)
+    run = _run(project, language, "These are my words.", server)
     _edit(source, "These are my words.", "These are others.")
-    again = _timed(["build", str(project)], server) + _run(project, "These are others.", server)
+    again = _build(project, language, server) + _run(project, language, "These are others.", server)
     return Times(new, build, run, again)
+
+
+def _build(project: Path, language: str, server: RunningServer) -> float:
+    return 0.0 if _is_source(language) else _timed(["build", str(project)], server)
+
+
+def _is_source(language: str) -> bool:
+    return SOURCES[language].startswith("main.")
 
 
 def _edit(source: Path, old: str, new: str) -> None:
@@ -67,8 +80,9 @@ def _edit(source: Path, old: str, new: str) -> None:
     source.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def _run(project: Path, words: str, server: RunningServer) -> float:
-    return _timed(["run", str(project / "build" / "mine.wasm"), "--input", '""'], server, words)
+def _run(project: Path, language: str, words: str, server: RunningServer) -> float:
+    file = project / (SOURCES[language] if _is_source(language) else "build/mine.wasm")
+    return _timed(["run", str(file), "--input", EMPTY[language]], server, words)
 
 
 def _timed(arguments: list[str], server: RunningServer, words: str = "") -> float:
@@ -99,7 +113,8 @@ def loop(language: str, server: RunningServer, folder: Path, edits: int) -> Loop
     """
     project = folder / "mine"
     _timed(["new", "mine", "--lang", language, "--directory", str(folder)], server)
-    (project / "symphony.toml").write_text('[program]\ninput = ""\n', encoding="utf-8")
+    settings = f"[program]\ninput = {EMPTY[language]}\n"
+    (project / "symphony.toml").write_text(settings, encoding="utf-8")
     source, told = project / SOURCES[language], GREETING
     command = [sys.executable, "-m", "symphony_runtime.cli", "dev", "--lines", str(project)]
     began = time.perf_counter()

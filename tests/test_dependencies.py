@@ -15,7 +15,7 @@ PROJECTS = {
     for folder in (".", "client")
 }
 OURS = {
-    ".": {"symphony_kernel", "symphony_runtime"},
+    ".": {"symphony_kernel", "symphony_runtime", "main"},  # a project's program, in templates
     "client": {"symphony"},
 }
 SOURCES = {".": ("kernel", "runtime"), "client": ("client",)}

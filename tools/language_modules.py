@@ -3,11 +3,11 @@
     python tools/language_modules.py
 
 The Wasm is committed, so that a server needs no C compiler for Wasm.
-`languages/javascript/built.json` names the compiler and the hashes of the sources and of the
+`guest_sdk/javascript/built.json` names the compiler and the hashes of the sources and of the
 result: a test compares them.
 
 JavaScript: QuickJS from the sdist of `quickjs` on PyPI, compiled by Debian's clang with wasi-libc
-and the files of `languages/javascript`, as one translation unit. The linked module is then set up:
+and the files of `guest_sdk/javascript`, as one translation unit. The linked module is then set up:
 it runs here until its runtime is there, and its memory becomes the data of the committed module.
 """
 
@@ -24,10 +24,10 @@ from symphony_runtime.compiler.module_outline import read_sections
 from wasmtime import Engine, Instance, Linker, Memory, Module, Store
 
 ROOT = Path(__file__).resolve().parents[1]
-LANGUAGES = ROOT / "runtime" / "symphony_runtime" / "languages"
-JAVASCRIPT = LANGUAGES / "javascript"
-WASM = LANGUAGES / "javascript.wasm"
-RECORD = JAVASCRIPT / "built.json"
+FOLDER = ROOT / "guest_sdk" / "javascript"
+PORT = FOLDER / "port"
+RECORD = FOLDER / "built.json"
+WASM = ROOT / "runtime" / "symphony_runtime" / "languages" / "javascript.wasm"
 SDIST = "quickjs==1.19.4"
 SDIST_SHA256 = "1205953abc24ff757f4a795304d5d61e4bf1e555c9ef6ec96a132d4b95535484"
 UNIT = ("cutils.c", "libregexp.c", "libunicode.c", "libbf.c")
@@ -58,7 +58,7 @@ MEMORY, EXPORT, DATA = 5, 7, 11  # sections
 
 def sources() -> list[Path]:
     """Return the files of this repository that the module depends on, sorted."""
-    return sorted([*JAVASCRIPT.glob("*.[ch]"), *JAVASCRIPT.glob("*.js"), Path(__file__)])
+    return sorted([*PORT.glob("*.[ch]"), FOLDER / "sdk.js", Path(__file__)])
 
 
 def source_hash() -> str:
@@ -93,7 +93,7 @@ def fetch(folder: Path) -> Path:
 
 def write_sdk(target: Path) -> None:
     """Write the SDK's source as C."""
-    text = (JAVASCRIPT / "sdk.js").read_bytes()
+    text = (FOLDER / "sdk.js").read_bytes()
     numbers = ",".join(map(str, [*text, 0]))
     target.write_text(
         f"const char sdk_source[] = {{{numbers}}};\nconst unsigned sdk_length = {len(text)};\n"
@@ -104,13 +104,13 @@ def compile_module(upstream: Path, folder: Path) -> bytes:
     """Return the linked module, which is not set up yet."""
     write_sdk(folder / "sdk.c")
     made = folder / "javascript.wasm"
-    units = [JAVASCRIPT / "module.c", folder / "sdk.c", *(upstream / name for name in UNIT)]
+    units = [PORT / "module.c", folder / "sdk.c", *(upstream / name for name in UNIT)]
     linking = (
         "-mexec-model=reactor", f"-Wl,-z,stack-size={STACK_BYTES}", "-Wl,--stack-first",
         "-Wl,--strip-all", "-Wl,--gc-sections",
     )  # fmt: skip
     command = ["clang", "--target=wasm32-wasi", *FLAGS, *linking, f"-I{upstream}"]
-    for place, name in ((upstream, "quickjs"), (JAVASCRIPT, "javascript"), (folder, "build")):
+    for place, name in ((upstream, "quickjs"), (PORT, "javascript"), (folder, "build")):
         command.append(f"-ffile-prefix-map={place}={name}")
     subprocess.run([*command, *map(str, units), "-o", str(made)], check=True)  # noqa: S603 - ours
     return made.read_bytes()

@@ -43,6 +43,7 @@ from symphony.client.events import Event
 from symphony.client.places import find_server
 from symphony.client.portal import Portal
 from symphony.client.programs import Versions
+from symphony.client.refusals import ANSWER_BYTES_MAX
 from symphony.client.retries import RETRIES_DEFAULT
 from symphony.client.runs import Children, RunList, RunOptions
 from symphony.client.views import (
@@ -78,9 +79,12 @@ _OPENING = {
         *,
         operator: bool = False,
         retries: int = RETRIES_DEFAULT,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
         found = find_server(url, key, operator=operator)
-        self._portal = Portal(lambda: AsyncClient(*found, retries=retries))
+        self._portal = Portal(
+            lambda: AsyncClient(*found, retries=retries, answer_bytes_max=answer_bytes_max)
+        )
         self.programs = Programs(self._portal)
         self.runs = Runs(self._portal)
         self.kv = Kv(self._portal)

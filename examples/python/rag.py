@@ -1,10 +1,10 @@
 """Answers questions about documents. Which documents stay computed is this program's decision.
 
-It keeps those that its own statistics favour, and composes several of them in any order.
+It keeps those that its own statistics favour, and composes several of them in any order. A document
+counts who uses its file, and closes it: Python on the server has no weak references.
 """
 
 import asyncio
-import weakref
 from dataclasses import dataclass
 
 import symphony
@@ -36,12 +36,17 @@ class Document:
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
-        self.kept: KvFile | None = None
-        self.file: weakref.ref[KvFile] | None = None
+        self.file: KvFile | None = None  # while it is kept or in use
+        self.kept, self.users = False, 0
         self.asks, self.asked = 0.0, 0  # how often it was asked for, as of question `asked`
 
     def asks_at(self, question: int) -> float:
         return self.asks * FADING ** (question - self.asked)
+
+    def close_unused(self) -> None:
+        if self.file is not None and not self.kept and not self.users:
+            self.file.close()
+            self.file = None
 
 
 class Library:
@@ -59,21 +64,28 @@ class Library:
             document = self.documents[number]
             document.asks = document.asks_at(self.questions) + 1.0
             document.asked = self.questions
-            file = document.file() if document.file is not None else None
+            file = document.file
             if file is not None:
                 self.found += 1
             else:
                 self.computed += 1
-                file = KvFile.create()
+                document.file = file = KvFile.create()
                 computing.append(file.prefill(document.tokens))
-                document.file = weakref.ref(file)
-            self.consider(document, file)
+            document.users += 1
+            self.consider(document)
             files.append(file)
         return files, computing
 
-    def consider(self, document: Document, file: KvFile) -> None:
+    def give_back(self, wanted: list[int]) -> None:
+        """Close the files that no answer uses any more, and that are not kept."""
+        for number in wanted:
+            document = self.documents[number]
+            document.users -= 1
+            document.close_unused()
+
+    def consider(self, document: Document) -> None:
         """Keep a document where there is room, or in place of what is asked for less."""
-        if document.kept is not None:
+        if document.kept:
             return
         asks, room = document.asks_at(self.questions), self.keep_tokens - self.kept_tokens
         going = list[Document]()
@@ -85,9 +97,10 @@ class Library:
             room += len(least.tokens)
             going.append(least)
         for each in going:
-            each.kept = None
+            each.kept = False
+            each.close_unused()
         self.kept_tokens = self.keep_tokens - room + len(document.tokens)
-        document.kept = file
+        document.kept = True
 
 
 @symphony.program
@@ -112,11 +125,14 @@ async def rag(
             files, computing = library.take(question.documents)
             kv = files[0].fork() if len(files) == 1 else KvFile.create()
             if len(files) != 1:
-                for file, number in zip(files, question.documents, strict=True):
+                for file, number in zip(files, question.documents):  # noqa: B905 - no `strict` there
                     kv.append(file, 0, len(shelf[number].tokens))
             await asyncio.gather(*computing)
             tokens = await model.tokenize(question.question)
-            return await kv.generate(tokens, Sampling(max_tokens=max_tokens)).text()
+            text = await kv.generate(tokens, Sampling(max_tokens=max_tokens)).text()
+            kv.close()
+            library.give_back(question.documents)
+            return text
 
     texts = await asyncio.gather(*map(answer, questions))
     return Answered(list(texts), library.computed, library.found)

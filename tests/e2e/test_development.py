@@ -125,6 +125,59 @@ def test_dev_runs_again_after_each_edit_and_shows_what_fails(
     assert server.symphony("programs", "show", "looped-dev").returncode == 1
 
 
+EDITS = {
+    "javascript": (
+        "main.js",
+        ('return "Give me a text to continue."', 'return "Two"'),
+        ('return "Two"', "return nothing.at.all"),
+        "at main (main.js:7)",
+        ">     7 |   if (!given.prompt) return nothing.at.all;",
+        ("return nothing", "return ]nothing"),
+        "the server refuses it: main.js:7:29: ",
+    ),
+    "python": (
+        "main.py",
+        ('return "Give me a text to continue."', 'return "Two"'),
+        ('return "Two"', "return nothing"),
+        'File "main.py", line 10, in main',
+        ">    10 |         return nothing",
+        ("return nothing", "return ]nothing"),
+        "the server refuses it: main.py:10:",
+    ),
+}
+
+
+@pytest.mark.parametrize("lang", EDITS)
+def test_source_is_run_again_after_each_edit_tested_and_deployed(
+    lang: str, server: RunningServer, tmp_path: Path
+) -> None:
+    project_name = f"sourced-{lang}"
+    made = server.symphony("new", project_name, "--lang", lang, "--directory", str(tmp_path))
+    assert made.returncode == 0, made.stderr
+    name, second, third, place, site, fourth, refused = EDITS[lang]
+    project, source = tmp_path / project_name, tmp_path / project_name / name
+    (project / "symphony.toml").write_text("[program]\ninput = {}\n")
+    with developing(project, server.environment) as (process, lines):
+        lines.wait_for("Give me a text to continue.")
+        for edit, told in ((second, ["Two"]), (third, [place, site]), (fourth, [refused])):
+            source.write_text(source.read_text().replace(*edit))
+            assert name in lines.wait_for("changed: ")
+            for words in told:
+                lines.wait_for(words)
+        source.write_text(
+            source.read_text().replace("]nothing.at.all", "7").replace("]nothing", "7")
+        )
+        lines.wait_for("7")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS_MAX) == 130
+    made = server.symphony("deploy", str(project))
+    assert "a new program of" in made.stdout, made.stderr
+    assert server.symphony("programs", "show", project_name).returncode == 0
+    tested = server.symphony("test", str(project), "--server", server.url)
+    assert tested.returncode == 1, tested.stdout + tested.stderr
+    assert "1 passed, 1 failed" in tested.stdout
+
+
 @needs_clang
 def test_dev_ends_the_server_that_it_has_started(tmp_path: Path) -> None:
     project = shutil.copytree(EXAMPLES / "c_completion", tmp_path / "c_completion")
@@ -222,6 +275,12 @@ def compilers() -> Iterator[Compilers]:
         yield kept
 
 
+def declared(project: Path) -> set[str]:
+    """The names of a project's tests, as anybody would look for them."""
+    texts = [path.read_text() for path in (project / "tests").iterdir()]
+    return set(re.findall(r"\btest_\w+(?=\()", "".join(texts)))
+
+
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_template_builds_runs_and_passes_its_tests(
@@ -230,13 +289,15 @@ def test_template_builds_runs_and_passes_its_tests(
     project = new(f"{kind}-{lang}", lang, workshop, kind)
     written = "".join(path.read_text() for path in project.rglob("*") if path.is_file())
     assert not re.search(r"\{\{(name|sdk|packages)\}\}", written)
-    build = language_of(project).build
-    wasm = build(project, lambda _: None, quick=True, run=compilers.run).read_bytes()
+    language = language_of(project)
+    path = language.build(project, lambda _: None, quick=True, run=compilers.run)
     settings = read_settings(project).program
 
     async def main() -> None:
         async with tooled.client() as client:
-            program = await client.programs.upload(wasm, settings.name)
+            program = await client.programs.upload(
+                path.read_bytes(), settings.name, language.content_type
+            )
             run = await client.start(program["id"], settings.input)
             for message in settings.messages:
                 await client.runs.send(run, message)
@@ -245,11 +306,10 @@ def test_template_builds_runs_and_passes_its_tests(
             result = await wait_for_end(client, run)
             assert (result["status"], result["exit_code"]) == ("exited", 0), result
             assert result["messages"]
-            if lang == "assemblyscript":
-                sources = sorted((project / "tests").glob("*.ts"))
-                modules = build_tests(project, sources, compilers.run)
-                results = await run_tests(client, modules, "", project)
-                assert results
+            if lang != "rust":
+                built = build_tests(project, compilers.run)
+                results = await run_tests(client, built, "", project)
+                assert len(results) == len(declared(project))
                 assert not [result for result in results if result.words]
 
     asyncio.run(main())

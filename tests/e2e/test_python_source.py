@@ -74,8 +74,9 @@ async def test_tree_search_in_source_gives_the_tokens_of_the_rust_one(
 async def test_rag_in_source_gives_the_tokens_of_the_rust_one(server: RunningServer) -> None:
     given = scenario("rag")
     questions = [json.loads(message) for message in given["messages"]]
-    path = REPOSITORY / "examples" / "python_source" / "rag.py"
-    answered = await run_file(server, path, {"questions": questions, **given["input"]})
+    answered = await run_file(
+        server, EXAMPLES / "rag.py", {"questions": questions, **given["input"]}
+    )
     said = {each["id"]: each["text"] for each in await play(server, "rag/rust")}
     assert answered["texts"] == [said[question["id"]] for question in questions]
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 600
 # Tests, and the sources of the Wasm modules that the packages have.
 LEFT_OUT = re.compile(
-    r"/(program|tests|languages/javascript|guest_sdk/python)/|hostcalls\.c$|\.gitignore$"
+    r"/(program|tests|guest_sdk/javascript|guest_sdk/python)/|hostcalls\.c$|\.gitignore$"
 )
 
 

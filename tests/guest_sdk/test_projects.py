@@ -201,7 +201,7 @@ def test_new_project_with_an_invalid_name_is_refused(name: str, tmp_path: Path) 
 
 
 def test_new_project_in_an_unknown_language_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProjectError, match="there are rust and assemblyscript"):
+    with pytest.raises(ProjectError, match="there are rust, assemblyscript, javascript, python"):
         new("hello", "cobol", tmp_path)
     for lang in LANGUAGES:
         assert (TEMPLATES / lang).is_dir()
@@ -412,10 +412,15 @@ def test_rust_compiler_of_the_environment_comes_first(
 def test_build_without_asc_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "asconfig.json").write_text("{}")
-    monkeypatch.setitem(projects._SDKS, "assemblyscript", tmp_path)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "asconfig.json").write_text("{}")
+    above = tmp_path / "node_modules" / "assemblyscript" / "bin"  # anybody's
+    above.mkdir(parents=True)
+    (above / "asc.js").write_text("process.exit(7);")
+    monkeypatch.setitem(projects._SDKS, "assemblyscript", project)
     with pytest.raises(ProjectError, match="npm install"):
-        build(tmp_path)
+        build(project)
 
 
 # --- The documentation ---------------------------------------------------------------------------

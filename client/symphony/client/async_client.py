@@ -10,6 +10,7 @@ from symphony.client.events import Event
 from symphony.client.kv import AsyncKv
 from symphony.client.places import find_server
 from symphony.client.programs import AsyncPrograms
+from symphony.client.refusals import ANSWER_BYTES_MAX, whole_answer
 from symphony.client.retries import RETRIES_DEFAULT
 from symphony.client.runs import AsyncRuns, RunOptions, start_call, stream_run
 from symphony.client.secrets import AsyncSecrets
@@ -37,15 +38,18 @@ class AsyncClient:
         *,
         operator: bool = False,
         retries: int = RETRIES_DEFAULT,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
         """Without `url` or `key` they are found as `symphony.client.places.choose` says.
 
         `operator`: the key is an operator's. `retries`: how often a request that failed in passing
         is made again. With none, starts and uploads carry no Idempotency-Key unless it is given.
+        `answer_bytes_max`: of an answer that is returned whole; a longer one is a ClientError.
 
         Raises ClientError: no server is known, or the address is none.
         """
-        self._transport = Transport(*find_server(url, key, operator=operator), retries)
+        found = find_server(url, key, operator=operator)
+        self._transport = Transport(*found, retries, answer_bytes_max)
         self.programs = AsyncPrograms(self._transport)
         self.runs = AsyncRuns(self._transport)
         self.kv = AsyncKv(self._transport)
@@ -105,7 +109,7 @@ class AsyncClient:
         """Return whether a run can start, and the server's roles."""
         call = Call("GET", "/readyz", check=False, repeatable=True)
         async with self._transport.request(call) as response:
-            document = json.loads(await response.read())
+            document = json.loads(await whole_answer(response, self._transport.answer_bytes_max))
             return response.status == 200, document.get("roles", [])
 
     async def limits(self) -> Limits:

@@ -24,7 +24,13 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from symphony.client.errors import ClientError, ConnectionFailed, ServerError
-from symphony.client.refusals import no_redirects, problem_of, redirected
+from symphony.client.refusals import (
+    ANSWER_BYTES_MAX,
+    no_redirects,
+    problem_of,
+    redirected,
+    whole_answer,
+)
 from symphony.client.retries import Pauses
 
 JsonObject = dict[str, Any]
@@ -67,8 +73,15 @@ class Transport:
     Each request is made again up to `retries` times where that cannot do it twice (`retries`).
     """
 
-    def __init__(self, url: str, key: str | None, retries: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        retries: int,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
         self.url = url.rstrip("/")
+        self.answer_bytes_max = answer_bytes_max
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.retries = retries
         self._open: aiohttp.ClientSession | None = None
@@ -187,7 +200,7 @@ class Transport:
             opening: AbstractAsyncContextManager[aiohttp.ClientResponse],
         ) -> bytes:
             async with opening as response:
-                return await response.read()
+                return await whole_answer(response, self.answer_bytes_max)
 
         return await self._make(call, read)
 

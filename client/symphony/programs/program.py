@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import json
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import aiohttp
 from symphony.attached.errors import SymphonyError
 from symphony.attached.place import find_server
 from symphony.attached.run import attach
-from symphony.client.refusals import problem_of
+from symphony.client.refusals import ANSWER_BYTES_MAX, problem_of, whole_answer
 from symphony.programs.schema import Signature
 from symphony.programs.source import source_of, version_of, with_manifest
 
@@ -133,8 +134,8 @@ class Program(Generic[P, T]):
             if response.status not in (200, 201):
                 raise _refused(response.status, await problem_of(response))
             answer: Any = None
-            with contextlib.suppress(ValueError, aiohttp.ContentTypeError):
-                answer = await response.json(content_type=None)
+            with contextlib.suppress(ValueError):
+                answer = json.loads(await whole_answer(response, ANSWER_BYTES_MAX))
             if isinstance(answer, dict):
                 return cast("dict[str, Any]", answer)
             raise _refused(response.status, answer)

@@ -12,4 +12,8 @@ process     time, children, queues
 tool, http  the outside
 prompt      templates, turns
 packing     numbers as bytes, options as MessagePack
+
+guest_sdk/python/frozen/symphony has the same names for Python on the server, as sources of its own.
+MicroPython's `dataclass` takes no options and its generic types cannot be called. A call there is a
+function of the module, which is made at once, and no frame to a server. All its bytes are shipped.
 """

@@ -54,6 +54,7 @@ _REMEDIES = {
     "gateway": "`symphony admin gateways list` lists them",
 }
 _LEVELS = ("debug", "info", "warning", "error")
+_LANGUAGES = ("rust", "assemblyscript", "javascript", "python")  # `projects` takes long to import
 _DESCRIPTION_SHOWN = 60  # characters
 _ERROR = 3  # always shown: programs log why they failed
 _READ_BYTES = 1 << 16
@@ -480,7 +481,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
         add_serve(serve)
     _add_run(add("run", "run a program and show its messages", _run, *usual))
     upload = add("upload", "upload a program", _upload, *usual)
-    words = "a .wasm module, or source: .js, .ts"
+    words = "a .wasm module, or source: .js, .ts, .py"
     upload.add_argument("file", type=Path, help=words, metavar="FILE")
     upload.add_argument("--name", help="its name (else the file's)")
     upload.add_argument(
@@ -518,7 +519,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     build.add_argument("directory", type=Path, nargs="?", default=Path())
     new = add("new", "create a project for a program", _new)
     new.add_argument("name")
-    new.add_argument("--lang", choices=("rust", "assemblyscript"), default="rust")
+    new.add_argument("--lang", choices=_LANGUAGES, default="rust")
     new.add_argument(
         "--template",
         choices=("completion", "chat", "agent", "rag", "structured"),

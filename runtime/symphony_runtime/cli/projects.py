@@ -1,9 +1,9 @@
 """Guest projects on the developer's machine: `symphony new` and `symphony build`.
 
-A project is a folder that compiles to one LIP: a Cargo package (Rust) or an AssemblyScript package.
-`new` creates one that builds without a network: outside this repository it holds a copy of the SDK
-(`vendor/`). `build` finds a compiler and writes `build/<name>.wasm`, with the project's
-`manifest.json`, if there is one, as the program's manifest.
+A project is a folder that makes one LIP: a Cargo package (Rust), an AssemblyScript package, or a
+`main.js` or `main.py`, which the server runs. `new` creates one that builds without a network:
+outside this repository it holds a copy of the SDK (`vendor/`). `build` finds a compiler and writes
+`build/<name>.wasm`, with the project's `manifest.json`, if there is one, as the program's manifest.
 """
 
 import json
@@ -22,7 +22,9 @@ from symphony_runtime.cli.output import CommandError
 from symphony_runtime.cli.project_settings import manifest_text
 from symphony_runtime.compiler.manifest import check_manifest, with_manifest
 
-LANGUAGES = ("rust", "assemblyscript")
+_COMPILED = ("rust", "assemblyscript")
+_SOURCES = ("javascript", "python")  # that the server runs as they are
+LANGUAGES = (*_COMPILED, *_SOURCES)
 KINDS = ("completion", "chat", "agent", "rag", "structured")  # templates
 
 WASM_TARGET = "wasm32-unknown-unknown"
@@ -33,7 +35,7 @@ _REPOSITORY = Path(__file__).resolve().parents[3]
 _WHEELS_SDKS = Path(__file__).resolve().parent / "guest_sdk"  # a checkout has none there
 _SDKS = {
     lang: (_WHEELS_SDKS if _WHEELS_SDKS.is_dir() else _REPOSITORY / "guest_sdk") / lang
-    for lang in LANGUAGES
+    for lang in _COMPILED
 }
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 # The SDK's place in a project outside the repository; the folder has the import's name.
@@ -100,14 +102,14 @@ def new(name: str, lang: str, directory: Path, kind: str = KINDS[0]) -> Path:
     if not _NAME.fullmatch(name):
         raise ProjectError(f"{name!r} is no project name: a-z first, then a-z, 0-9, _ and -")
     if lang not in LANGUAGES:
-        raise ProjectError(f"unknown language {lang!r}: there are {' and '.join(LANGUAGES)}")
+        raise ProjectError(f"unknown language {lang!r}: there are {', '.join(LANGUAGES)}")
     project = directory.resolve() / name
     if project.exists() and (not project.is_dir() or any(project.iterdir())):
         raise ProjectError(f"{project} exists already and is not an empty folder")
     if kind not in KINDS:
         raise ProjectError(f"unknown template {kind!r}: there are {', '.join(KINDS)}")
     files = _template_files(lang, kind)
-    values = {"name": name} | _place_sdk(project, lang)
+    values = {"name": name} | (_place_sdk(project, lang) if lang in _COMPILED else {})
     for target, source in files.items():
         _write_template(source, project / target, values)
     return project
@@ -210,11 +212,13 @@ def _first_fit(candidates: tuple[RustToolchain, ...]) -> RustToolchain:
 def _template_files(lang: str, kind: str) -> dict[Path, Path]:
     """Return a template's files by their place in a project.
 
-    A kind's own files are in place of the language's, and `shared` has those of all languages.
+    A kind's own files are in place of the language's. `shared` has those of all languages, and
+    `source` those of languages whose programs have their manifest in the source.
     """
     roots = [_TEMPLATES / lang]
     if kind != KINDS[0]:
-        roots += [_TEMPLATES / "kinds" / kind / part for part in ("shared", lang)]
+        parts = ("shared", *(["source"] if lang in _SOURCES else []), lang)
+        roots += [_TEMPLATES / "kinds" / kind / part for part in parts]
     files: dict[Path, Path] = {}
     for root in roots:
         found = {path.relative_to(root): path for path in root.rglob("*") if path.is_file()}
@@ -400,8 +404,8 @@ def _npm_package(directory: Path) -> str:
 def _find_asc(directory: Path) -> tuple[str, Path]:
     """Return node, and the project's own compiler or the SDK's."""
     node = shutil.which("node")
-    homes = [directory, *directory.parents, _SDKS["assemblyscript"]]
-    for home in homes:
+    # Not in the folders above, as Node.js does: others may write there, as in /tmp.
+    for home in (directory, _SDKS["assemblyscript"]):
         compiler = home / "node_modules" / "assemblyscript" / "bin" / "asc.js"
         if node and compiler.is_file():
             return node, compiler

@@ -1,27 +1,22 @@
 """Compiles uploaded programs, each in a process of its own with limits.
 
 Compilers are not written for hostile input: time and memory can blow up, and a bug may be found. So
-the gateway gives a program to a short-lived child (`python -m symphony_runtime.compiler.compiler`:
-its bounds as argument, the module on stdin, one framed result on stdout) with little memory, little
-time and no way to write a file. Epochs do not bound a compiler; a process limit does.
+the gateway gives a program to a short-lived child (`child`) with little memory, little time and no
+way to write a file. Epochs do not bound a compiler; a process limit does.
 """
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import re
-import resource
 import signal
-import struct
 import sys
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import msgpack
-from symphony_kernel.platform.rlimits import lower_limit
 from symphony_kernel.protocol.limits import (
     COMPILE_BURST_BACK_SHARE,
     COMPILE_BURST_SECONDS_MAX,
@@ -36,28 +31,19 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_BYTES_MAX,
     PROGRAM_FUNCTIONS_CEILING,
     PROGRAM_FUNCTIONS_MAX,
-    RUN_MEMORY_BYTES_MAX,
 )
 from symphony_kernel.protocol.token_bucket import TokenBucket
 
+from symphony_runtime.compiler.child import LENGTH, OWN, REQUIRED, SOURCE
 from symphony_runtime.compiler.cpu_reporting import Account, Pace
-from symphony_runtime.sandboxing.contain import contain
-from symphony_runtime.sandboxing.seccomp import PR_SET_PDEATHSIG
 
-_LENGTH = struct.Struct("<Q")
-_NUMBER = 99  # of its user, after the workers'
 _NICENESS = 10  # the other roles get about nine times as much of a processor
-_INPUT_BYTES_MAX = 4 * PROGRAM_BYTES_MAX  # machine code is larger than its module
-_REQUIRED = "--require-containment"
-_OWN = "--own"  # the module ships with the server
-_SOURCE = "--source"  # stdin is a `SourceJob`
 # Problems that name a limit which an operator can raise.
 _LIMIT_WORDS = (
     (re.compile(r"the program has \d+ functions; "), "program_functions"),
     (re.compile(r"compiling takes more than \d+ s"), "compile_cpu_ms"),
     (re.compile(r"compiling takes more than \d+ MiB"), "compile_memory_bytes"),
 )
-_LAYERS = ("user", "limits", "landlock", "seccomp")  # making a network namespace takes longer
 # The child's environment: where Python and its packages are, nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
 
@@ -191,7 +177,7 @@ class Compiler:
         self._patient_turns = asyncio.Semaphore(COMPILES_PATIENT_AT_ONCE_MAX)
         self._times = CompileTime() if times is None else times
         self._others_running = others_running
-        self._options = [_REQUIRED] if require_containment else []
+        self._options = [REQUIRED] if require_containment else []
         self.account: Account | None = None  # that compilers' processor time is charged to
 
     async def compile(
@@ -206,7 +192,7 @@ class Compiler:
 
         `own`: a module that ships with the server.
         """
-        account, options = self.account, [*self._options, _OWN] if own else self._options
+        account, options = self.account, [*self._options, OWN] if own else self._options
         if self._times.spent(tenant) and self._others_running(tenant):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMPILE_PATIENCE_SECONDS_MAX) as end:
@@ -265,14 +251,14 @@ async def compile_program(
         CompilerFault: the child failed otherwise; the message has its last output.
     """
     if isinstance(wasm, SourceJob):
-        data, options = wasm.pack(), (*options, _SOURCE)
+        data, options = wasm.pack(), (*options, SOURCE)
     else:
         data = wasm
         if len(data) > PROGRAM_BYTES_MAX:
             size = f"{len(data)} bytes; the limit is {PROGRAM_BYTES_MAX}"
             raise ProgramError([f"the program has {size}"])
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "symphony_runtime.compiler.compiler",
+        sys.executable, "-m", "symphony_runtime.compiler.child",
         f"{bounds.functions},{bounds.cpu_seconds},{bounds.memory_bytes}", *options,
         stdin=PIPE, stdout=PIPE, stderr=PIPE,
         env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
@@ -312,8 +298,8 @@ def yield_processor(pid: int, *, wholly: bool = False) -> None:
 
 
 def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) -> Compiled:
-    if code == 0 and len(out) >= _LENGTH.size and _LENGTH.unpack_from(out)[0] == len(out) - 8:
-        outcome = msgpack.unpackb(out[_LENGTH.size :], raw=False)
+    if code == 0 and len(out) >= LENGTH.size and LENGTH.unpack_from(out)[0] == len(out) - 8:
+        outcome = msgpack.unpackb(out[LENGTH.size :], raw=False)
         if outcome["problems"]:
             raise ProgramError(outcome["problems"])
         imports, exports, entries = (tuple(outcome[k]) for k in ("imports", "exports", "entries"))
@@ -325,61 +311,3 @@ def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) ->
     if "memory allocation" in said or "MemoryError" in said or "out of memory" in said.lower():
         raise ProgramError([f"compiling takes more than {bounds.memory_bytes >> 20} MiB of memory"])
     raise CompilerFault(f"the compiler ended with {code}: {said[-500:]}")
-
-
-# --- The child -----------------------------------------------------------------------------------
-def limit_process(bounds: CompileBounds = USUAL, file_bytes: int = 0) -> None:
-    """Limit this process to what a compiler needs; it cannot be undone.
-
-    `file_bytes`: of one file. A language module's memory begins as an image, a file without a name.
-    """
-    lower_limit(resource.RLIMIT_AS, bounds.memory_bytes)
-    lower_limit(resource.RLIMIT_CORE, 0)
-    lower_limit(resource.RLIMIT_FSIZE, file_bytes)
-    lower_limit(resource.RLIMIT_NOFILE, 64)
-    # The soft limit's signal tells why it died; the hard limit ends a process that ignores it.
-    lower_limit(resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + 1)
-
-
-def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
-    """Let the system kill this process when its parent ends.
-
-    It has a process group of its own, which a kill of the parent's group does not reach. Call it
-    after `contain`, since a process that changes its user loses the setting. On other systems than
-    Linux its limits end it.
-    """
-    if sys.platform == "linux":
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit("the gateway has ended")
-
-
-def main() -> None:
-    """Read a module or a source from stdin, and write the framed outcome to stdout."""
-    os.setpgid(0, 0)  # from now on it may be stopped (`cpu_reporting`)
-    bounds = CompileBounds(*map(int, sys.argv[1].split(",")))
-    limit_process(bounds, RUN_MEMORY_BYTES_MAX if _SOURCE in sys.argv else 0)
-    parent, libc = os.getppid(), ctypes.CDLL(None)
-    # A library's output must not get between the frame's bytes.
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    data = sys.stdin.buffer.read(_INPUT_BYTES_MAX + 1)
-    # Only the child needs wasmtime; the gateway imports this module too.
-    from symphony_runtime.abi import allowed_imports
-    from symphony_runtime.compiler.source_check import check_source
-    from symphony_runtime.compiler.validation import check_and_compile
-
-    allowed_imports()  # it reads a file, which is not possible later
-    contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
-    end_with_parent(libc, parent)
-    if _SOURCE in sys.argv:
-        outcome = check_source(*msgpack.unpackb(data))
-    else:
-        outcome = check_and_compile(data, bounds.functions, own=_OWN in sys.argv)
-    body: bytes = msgpack.packb(asdict(outcome), use_bin_type=True)
-    out.write(_LENGTH.pack(len(body)) + body)
-    out.close()
-
-
-if __name__ == "__main__":
-    main()

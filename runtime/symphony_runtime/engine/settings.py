@@ -11,7 +11,6 @@ import hashlib
 import platform
 import struct
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -81,6 +80,8 @@ def unseal(artefact: bytes) -> tuple[bytes, int, bytes]:
 @lru_cache(maxsize=1)
 def cache_identity() -> str:
     """Return what an artefact depends on besides the program."""
+    from importlib.metadata import version  # a compiler's process has no use for it
+
     settings = ",".join(f"{name}={value}" for name, value in sorted(ENGINE_SETTINGS.items()))
     digest = hashlib.sha256(f"{_FORMAT};{settings};{_processor()}".encode()).hexdigest()[:16]
     return f"wasmtime-{version('wasmtime')}-{platform.machine()}-{digest}"

@@ -44,7 +44,7 @@ async def _run(config: GatewayConfig) -> None:
         _emit(ready)
         linking = asyncio.create_task(_report_link(gateway.services.runs.kernel.linked))
         # The first request need not wait for a compiler.
-        preparing = asyncio.create_task(gateway.openai.shipped.prepare())
+        preparing = asyncio.create_task(gateway.services.programs.shipped.prepare())
         # The objects of the start stay: the collector need not visit them again.
         gc.collect()
         gc.freeze()

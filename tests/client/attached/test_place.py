@@ -19,10 +19,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def announce(servers: Path, port: int, pid: int, key: str) -> None:
-    key_file = servers.parent / f"{port}.key"
+    data_dir = servers.parent / str(port)
+    data_dir.mkdir()
+    key_file = data_dir / "default.key"
     key_file.write_text(f"{key}\n")
     place = {"url": f"http://127.0.0.1:{port}", "key_file": str(key_file), "pid": pid}
-    (servers / f"{port}.json").write_text(json.dumps(place))
+    for file in (servers / f"{port}.json", data_dir / "server.json"):
+        file.write_text(json.dumps(place))
 
 
 def test_arguments_and_variables_name_a_server(
@@ -33,6 +36,21 @@ def test_arguments_and_variables_name_a_server(
     monkeypatch.setenv("SYMPHONY_KEY", "k2")
     assert find_server() == ("http://h:2", "k2")
     assert find_server("http://h:1", "k") == ("http://h:1", "k")
+
+
+def test_key_of_the_environment_goes_to_its_server_only(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYMPHONY_KEY", "k2")
+    announce(state, 8700, os.getpid(), "its key")
+    for own in ("", "http://h:2"):
+        monkeypatch.setenv("SYMPHONY_SERVER", own)
+        with pytest.raises(AttachError, match="no key is known for http://h:1: give `key=`"):
+            find_server("http://h:1")
+        assert find_server("http://127.0.0.1:8700") == ("http://127.0.0.1:8700", "its key")
+    assert find_server("http://h:2/") == ("http://h:2", "k2")
+    monkeypatch.setenv("SYMPHONY_SERVER", "")
+    assert find_server() == ("http://127.0.0.1:8700", "k2")
 
 
 def test_live_server_of_the_user_is_found(state: Path) -> None:

@@ -62,3 +62,26 @@ async def test_body_of_a_refusal_without_an_end_is_not_read_for_ever() -> None:
     async with serving(pour) as port, AsyncClient(f"http://127.0.0.1:{port}") as client:
         with pytest.raises(ServerError, match="Internal Server Error"):
             await client.limits()
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["length told", "without an end"])
+async def test_answer_over_the_bound_is_an_error(told: bool) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/metrics":
+            return web.Response(body=b"x" * 1000)
+        if told:
+            return web.Response(body=b"x" * 1001)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 4096)
+
+    async with serving(answer) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with AsyncClient(url, "key", answer_bytes_max=1000) as client:
+            assert len(await client.metrics()) == 1000
+            words = "the answer to GET /v1/limits has more than 1000 bytes"
+            with pytest.raises(ClientError, match=words):
+                await client.limits()
+            with pytest.raises(ClientError, match="the answer to GET /readyz has more than 1000"):
+                await client.ready()

@@ -35,7 +35,7 @@ def test_limit_is_set_unless_it_is_lower_already() -> None:
     "limiting",
     [
         "from symphony_kernel.grammar.checker import _limit_process; _limit_process()",
-        "from symphony_runtime.compiler.compiler import limit_process; limit_process()",
+        "from symphony_runtime.compiler.child import limit_process; limit_process()",
     ],
     ids=["of a grammar", "of a program"],
 )

@@ -176,7 +176,7 @@ def test_compiler_with_the_least_memory_compiles_a_small_program() -> None:
 def test_compiler_process_is_limited_in_memory_and_files() -> None:
     """The limits hold in a process of their own: this one needs its memory."""
     program = (
-        "import os, resource; from symphony_runtime.compiler.compiler import limit_process;"
+        "import os, resource; from symphony_runtime.compiler.child import limit_process;"
         "limit_process();"
         "print([resource.getrlimit(k) for k in (resource.RLIMIT_AS, resource.RLIMIT_CORE,"
         "resource.RLIMIT_FSIZE)]);\n"
@@ -216,7 +216,7 @@ def test_compiler_process_has_low_priority_from_the_start(
 def test_compiler_process_ends_with_its_parent() -> None:
     child = (
         "import ctypes, os, sys, time;"
-        "from symphony_runtime.compiler.compiler import end_with_parent;"
+        "from symphony_runtime.compiler.child import end_with_parent;"
         "end_with_parent(ctypes.CDLL(None), os.getppid()); print(os.getpid(), flush=True);"
         "time.sleep(600)"
     )

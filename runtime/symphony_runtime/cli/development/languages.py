@@ -1,7 +1,7 @@
-"""The table of languages: how a project of each is built and tested.
+"""The table of languages: how a project of each is built.
 
-A language module of the server runs source: such a project is a file `main.js`, and nothing is
-built.
+A language module of the server runs source: such a project is a file `main.js` or `main.py`, and
+nothing is built.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from symphony_runtime.cli import projects
 from symphony_runtime.cli.development.system_languages import build_c, build_zig
+from symphony_runtime.cli.project_settings import FILE, manifest_text
 from symphony_runtime.cli.projects import ProjectError, RunCompiler
 from symphony_runtime.languages.language import SHIPPED, WASM_TYPE
 from symphony_runtime.languages.language import Language as SourceLanguage
@@ -32,15 +33,27 @@ class Language:
     marks: tuple[str, ...]
     build: Build
     content_type: str = WASM_TYPE  # of what is uploaded
+    source: bool = False  # the server runs what the author wrote
+
+    def file(self, directory: Path) -> str:
+        """Return the mark that a project has."""
+        return next(mark for mark in self.marks if (directory / mark).is_file())
 
 
 def _of_source(language: SourceLanguage) -> Language:
     marks = tuple(f"main{suffix}" for suffix in language.suffixes)
 
     def build(directory: Path, say: Say, *, quick: bool, run: RunCompiler) -> Path:  # noqa: ARG001
-        return next(directory / mark for mark in marks if (directory / mark).is_file())
+        path = directory / made.file(directory)
+        if manifest_text(directory) is not None:
+            raise ProjectError(
+                f"the manifest of {path.name} is its first comment: move the description and the "
+                f"schemas of {FILE} or manifest.json there"
+            )
+        return path
 
-    return Language(language.name, marks, build, language.content_types[0])
+    made = Language(language.name, marks, build, language.content_types[0], source=True)
+    return made
 
 
 LANGUAGES = (

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from symphony import AsyncClient, ClientError, Event, ServerError
 from symphony_runtime.cli.development.compilers import Compilers
 from symphony_runtime.cli.development.languages import language_of
 from symphony_runtime.cli.development.local_server import Place, some_server
+from symphony_runtime.cli.development.source_tests import name_places
 from symphony_runtime.cli.development.trap_site import show_site
 from symphony_runtime.cli.development.watching import Watch
 from symphony_runtime.cli.output import CommandError, RunOutput, printable
@@ -153,9 +155,16 @@ class Rounds:
         except CommandError as error:
             self.say(str(error))
         except ServerError as error:
-            for words in error.problem.get("problems") or [str(error)]:
+            for words in map(self._named, error.problem.get("problems") or [str(error)]):
                 self.say(f"the server refuses it: {words}")
+                if site := show_site(words, self._directory):
+                    self._output.note(site)
         return _FAILED
+
+    def _named(self, words: str) -> str:
+        """Return words of the server with the program's own file, where it is a source."""
+        language = language_of(self._directory)
+        return name_places(words, language.file(self._directory)) if language.source else words
 
     async def _run(
         self, client: AsyncClient, program: str, settings: ProgramSettings, began: float
@@ -164,7 +173,7 @@ class Rounds:
             program, settings.input, entry=settings.entry, limits=settings.limits
         )
         sending = asyncio.create_task(_send(client, run, settings.messages))
-        shown = _Shown(self._output, self._directory, began)
+        shown = _Shown(self._output, self._directory, self._named, began)
         try:
             async for event in client.runs.events(run):
                 shown.event(event)
@@ -190,10 +199,13 @@ async def _send(client: AsyncClient, run: str, messages: list[str]) -> None:
 class _Shown:
     """One run's events as they are shown."""
 
-    def __init__(self, output: RunOutput, directory: Path, began: float) -> None:
+    def __init__(
+        self, output: RunOutput, directory: Path, named: Callable[[str], str], began: float
+    ) -> None:
         self.exit_code = _FAILED
         self._output = output
         self._directory = directory
+        self._named = named  # words with the files that they are about
         self._began = began  # of the round
         self._first: float | None = None  # seconds to its first message
         self._sited = False
@@ -211,17 +223,17 @@ class _Shown:
             self._output.note(f"symphony: {_usage(event.data)}{self._latency()}")
 
     def _log(self, log: dict[str, Any]) -> None:
-        text = printable(log["text"], "\n\t")
+        text = self._named(printable(log["text"], "\n\t"))
         self._output.note(f"{_LEVELS[log['level']]}: {text}")
         if log["level"] == _ERROR:
-            self._site(log["text"])
+            self._site(text)
 
     def _status(self, status: dict[str, Any]) -> None:
         if status["status"] == "exited":
             self.exit_code = int(status["exit_code"] or 0) & 0xFF
             self._output.note(f"symphony: exited with {self.exit_code}")
         elif status["status"] in ("trapped", "killed", "failed"):
-            reason = printable(status["reason"])
+            reason = self._named(printable(status["reason"], "\n"))
             self._output.note(f"symphony: {status['status']}: {reason}")
             self._site(reason)
 

@@ -4,6 +4,8 @@
 - AssemblyScript: each exported function `test_...(): i32` of `tests/*.ts` is a run of its own on a
   real worker with the tiny model, or the model that the settings name. A test fails if it traps, is
   killed or returns another number than 0. One server is started for all of them.
+- JavaScript, Python: the same with the functions `test_...` of `tests/*.js` and `tests/*.py`
+  (`source_tests`).
 """
 
 import argparse
@@ -15,13 +17,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from symphony import AsyncClient, ServerError
 
 from symphony_runtime.cli.development.compilers import Compilers
-from symphony_runtime.cli.development.languages import language_of
+from symphony_runtime.cli.development.languages import Language, language_of
 from symphony_runtime.cli.development.local_server import own_server, some_server
+from symphony_runtime.cli.development.source_tests import TEST, name_places, with_tests
 from symphony_runtime.cli.development.trap_site import show_site
 from symphony_runtime.cli.output import CommandError, printable
 from symphony_runtime.cli.project_settings import read_settings
@@ -30,11 +34,32 @@ from symphony_runtime.cli.projects import (
     build_assemblyscript_module,
     find_rust_toolchain,
 )
+from symphony_runtime.languages.language import WASM_TYPE
 
-_PREFIX = "test_"
+# Languages whose tests run on a server: the files, and how their tests are written.
+_ON_SERVER = {
+    "assemblyscript": ("*.ts", f"{TEST}...(): i32"),
+    "javascript": ("*.js", f"{TEST}...()"),
+    "python": ("*.py", f"{TEST}...()"),
+}
 _FAILED = 1
 _ERROR = 3  # the level of a log line
 _AT_ONCE = 4  # runs
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTests:
+    """A file of tests with the program: what is uploaded, and the tests' names.
+
+    Without names the tests are the module's entries. `named` gives words of the server the files
+    that they are about.
+    """
+
+    path: str
+    program: bytes
+    content_type: str = WASM_TYPE
+    names: tuple[str, ...] = ()
+    named: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +93,26 @@ def _test_rust(directory: Path, options: argparse.Namespace) -> int:
     ).returncode
 
 
-def _test_assemblyscript(directory: Path, options: argparse.Namespace) -> int:
-    sources = sorted((directory / "tests").glob("*.ts"))
-    if not sources:
-        raise CommandError(
-            f"{directory / 'tests'} holds no *.ts with functions {_PREFIX}...(): i32"
-        )
+def _test_on_server(directory: Path, options: argparse.Namespace) -> int:
+    if not test_files(directory):
+        raise CommandError(f"{directory / 'tests'} holds no {_what(directory)}")
     with Compilers() as compilers:
-        return asyncio.run(_serve_and_test(directory, sources, options, compilers))
+        return asyncio.run(_serve_and_test(directory, options, compilers))
+
+
+def test_files(directory: Path) -> list[Path]:
+    """Return the files of a project's tests that run on a server."""
+    pattern, _ = _ON_SERVER[language_of(directory).name]
+    return sorted((directory / "tests").glob(pattern))
+
+
+def _what(directory: Path) -> str:
+    pattern, functions = _ON_SERVER[language_of(directory).name]
+    return f"{pattern} with functions {functions}"
 
 
 async def _serve_and_test(
-    directory: Path, sources: list[Path], options: argparse.Namespace, compilers: Compilers
+    directory: Path, options: argparse.Namespace, compilers: Compilers
 ) -> int:
     serve, began = read_settings(directory).serve, time.perf_counter()
     serving = (
@@ -87,9 +120,7 @@ async def _serve_and_test(
         if options.server
         else own_server(directory, serve, _say)
     )
-    building = asyncio.create_task(
-        asyncio.to_thread(build_tests, directory, sources, compilers.run)
-    )
+    building = asyncio.create_task(asyncio.to_thread(build_tests, directory, compilers.run))
     try:
         async with (
             serving as place,
@@ -105,58 +136,77 @@ async def _serve_and_test(
     seconds = time.perf_counter() - began
     print(f"\n{len(results) - len(failed)} passed, {len(failed)} failed in {seconds:.1f} s")
     if not results:
-        print(f"no test was run: export functions {_PREFIX}...(): i32 in tests/*.ts")
+        print(f"no test was run: tests/ has to hold {_what(directory)}")
     return _FAILED if failed or not results else 0
 
 
 async def run_tests(
-    client: AsyncClient, modules: list[tuple[str, bytes]], only: str, directory: Path
+    client: AsyncClient, programs: list[BuiltTests], only: str, directory: Path
 ) -> list[Result]:
-    """Run the tests of modules of `build_tests` on a server; each that has run is printed."""
+    """Run the tests of `build_tests` on a server; each that has run is printed."""
     return [
         result
-        for source, wasm in modules
-        for result in await _test_module(client, source, wasm, only, directory)
+        for program in programs
+        for result in await _test_program(client, program, only, directory)
     ]
 
 
-def build_tests(directory: Path, sources: list[Path], run: RunCompiler) -> list[tuple[str, bytes]]:
-    """Return each source, and the module that it makes with the program; as `projects.build`."""
-    return [
-        (
-            os.path.relpath(source, directory),
-            build_assemblyscript_module(directory, source, run),
-        )
-        for source in sources
-    ]
+def build_tests(directory: Path, run: RunCompiler) -> list[BuiltTests]:
+    """Return what each file of tests makes with the program; as `projects.build`."""
+    language = language_of(directory)
+    made = []
+    for file in test_files(directory):
+        path = os.path.relpath(file, directory)
+        if language.source:
+            made.append(_source_tests(language, directory, file, path))
+        else:
+            made.append(BuiltTests(path, build_assemblyscript_module(directory, file, run)))
+    return made
 
 
-async def _test_module(
-    client: AsyncClient, source: str, wasm: bytes, only: str, directory: Path
+def _source_tests(language: Language, directory: Path, file: Path, path: str) -> BuiltTests:
+    program = language.file(directory)
+    source = (directory / program).read_text(encoding="utf-8")
+    made = with_tests(language.name, source, file.read_text(encoding="utf-8"), path)
+    named = partial(name_places, program=program, tests=path, program_lines=made.program_lines)
+    return BuiltTests(path, made.source.encode(), language.content_type, made.names, named)
+
+
+async def _test_program(
+    client: AsyncClient, tests: BuiltTests, only: str, directory: Path
 ) -> list[Result]:
-    program = await client.programs.upload(wasm)
-    entries = [each for each in program["entries"] if each.startswith(_PREFIX) and only in each]
+    try:
+        program = await client.programs.upload(tests.program, None, tests.content_type)
+    except ServerError as error:
+        problems = map(tests.named, error.problem.get("problems") or [str(error)])
+        return [Result(tests.path, f"the server refuses it: {words}") for words in problems]
+    names = tests.names or [each for each in program["entries"] if each.startswith(TEST)]
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(entry: str) -> Result:
-        name = f"{source}::{entry}"
+    async def one(test: str) -> Result:
+        name = f"{tests.path}::{test}"
         async with gate:
             began = time.perf_counter()
-            words = await _failure(client, program["id"], entry, directory)
+            words = await _failure(client, tests, program["id"], test, directory)
         sign, milliseconds = "FAIL" if words else "ok", 1000 * (time.perf_counter() - began)
         print(f"{sign:5}{name} ({milliseconds:.0f} ms)", flush=True)
         return Result(name, words)
 
-    return list(await asyncio.gather(*map(one, entries)))
+    return list(await asyncio.gather(*(one(name) for name in names if only in name)))
 
 
-async def _failure(client: AsyncClient, program: str, entry: str, directory: Path) -> str:
+async def _failure(
+    client: AsyncClient, tests: BuiltTests, program: str, test: str, directory: Path
+) -> str:
     """Run one test; return why it has failed, "" if it has passed."""
-    run = await client.start(program, entry=entry)
+    if tests.names:  # a source has one entry
+        run = await client.start(program, {"test": test})
+    else:
+        run = await client.start(program, entry=test)
     with contextlib.suppress(ServerError):  # it has ended already
         await client.runs.send(run, b"", close=True)
     logs = [
-        printable(event.data["text"], "\n")
+        tests.named(printable(event.data["text"], "\n"))
         async for event in client.runs.events(run)
         if event.kind == "log" and event.data["level"] == _ERROR
     ]
@@ -164,7 +214,9 @@ async def _failure(client: AsyncClient, program: str, entry: str, directory: Pat
     if ended["status"] == "exited" and ended["exit_code"] == 0:
         return ""
     reason = ended["reason"] or f"returned {ended['exit_code']}"
-    parts = [f"{ended['status']}: {printable(reason)}", show_site(reason, directory), *logs]
+    reason = tests.named(printable(reason, "\n"))
+    parts = [f"{ended['status']}: {reason}", show_site(reason, directory)]
+    parts += [log for log in logs if log not in reason]  # a source's error is in both
     return "\n".join(part for part in parts if part)
 
 
@@ -174,5 +226,5 @@ def _say(words: str) -> None:
 
 _RUNNERS: dict[str, Callable[[Path, argparse.Namespace], int]] = {
     "rust": _test_rust,
-    "assemblyscript": _test_assemblyscript,
+    **dict.fromkeys(_ON_SERVER, _test_on_server),
 }

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 _PLACE = re.compile(r"([\w./-]+\.\w{1,5}):(\d+)")
+_PYTHON_PLACE = re.compile(r'File "([\w./-]+)", line (\d+)')
 _LINES_AROUND = 2
 _SOURCE_BYTES_MAX = 1 << 20
 
@@ -14,7 +15,8 @@ def show_site(words: str, directory: Path) -> str:
     The text is of a program: only files below the project's folder are read.
     """
     root = directory.resolve()
-    for path, line in _PLACE.findall(words):
+    # Python's traceback ends with the place of the failure, all others begin with it.
+    for path, line in [*reversed(_PYTHON_PLACE.findall(words)), *_PLACE.findall(words)]:
         file = (root / path).resolve()
         if file.is_relative_to(root) and file.is_file() and file.stat().st_size < _SOURCE_BYTES_MAX:
             return _excerpt(file, f"{file.relative_to(root)}:{line}", int(line))

@@ -10,13 +10,13 @@ like any other. Its messages are answers to its one client and are kept nowhere.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from importlib import resources
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from symphony_runtime.gateway.errors import Problem
-from symphony_runtime.gateway.programs.shipped import ShippedProgram
+from symphony_runtime.gateway.programs.shipped import shipped_wasm
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.events.stream import EphemeralStream
@@ -26,10 +26,6 @@ from symphony_runtime.gateway.runs.service import Runs
 
 NAME = "attached"
 GONE = "its client went away"
-
-
-def wasm() -> bytes:
-    return resources.files(__package__).joinpath("attached.wasm").read_bytes()
 
 
 class AttachedRun:
@@ -65,7 +61,7 @@ class AttachedRuns:
     """All attached runs of this gateway."""
 
     def __init__(self, runs: Runs, programs: Programs) -> None:
-        self.shipped = ShippedProgram(programs, NAME, lambda: wasm())
+        self.shipped = programs.shipped.add(NAME, partial(shipped_wasm, __package__, NAME))
         self._runs = runs
         self._live: dict[str, AttachedRun] = {}
 

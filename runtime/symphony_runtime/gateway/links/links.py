@@ -334,6 +334,7 @@ class WorkerLinks:
         self._events = events
         self._server: asyncio.AbstractServer | None = None
         self.workers: dict[str, Worker] = {}
+        self.on_linked: Callable[[Worker], None] = lambda _: None
 
     async def open(self) -> None:
         self._server = await serve_unix(self._path, self._meet, WORKER_FRAME_BYTES_MAX)
@@ -412,6 +413,7 @@ class WorkerLinks:
             worker.tenant, worker.retiring = gone.tenant, gone.retiring
         worker.send(m.Welcome(os.getpid(), {}))
         _log.info("%s is linked, process %d", worker.name, worker.pid)
+        self.on_linked(worker)
         return worker
 
     def _forget(self, worker: Worker) -> None:

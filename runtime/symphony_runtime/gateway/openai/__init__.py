@@ -1,8 +1,7 @@
 """The OpenAI-compatible routes: each request is a run of a program that ships with the server.
 
 requests/          bodies, checked, as jobs for the program
-shipped            the program (its source: `program/`)
-program_messages   what the program sends
+program_messages   what the program sends (its source: `program/`)
 formats            how families of models write tool calls and reasoning
 run_records        the records of any run; the inbox of a run that is not stored
 completions        answers in OpenAI's JSON

@@ -58,10 +58,10 @@ from symphony_runtime.gateway.openai.run_records import (
     shipped_records,
 )
 from symphony_runtime.gateway.openai.serving import Answer, Clients, answer_stream, answer_whole
-from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.openai.stored.conversation import join_conversation
 from symphony_runtime.gateway.openai.stored.kept import request_text
 from symphony_runtime.gateway.otlp.answers import watch_answer
+from symphony_runtime.gateway.programs.shipped import shipped_wasm
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.events.inbox import Inbox
 from symphony_runtime.gateway.runs.live_run import Run
@@ -84,7 +84,7 @@ class OpenAI:
         self._tool_format = tool_format
         self.idempotency = idempotency
         self.programs = programs
-        self.shipped = ShippedProgram(programs)
+        self.shipped = programs.shipped.add("openai", partial(shipped_wasm, __package__, "openai"))
         self.clients = Clients(runs)
         self.started = int(time.time())
         self._model: tuple[dict[str, Any], Model] | None = None  # with the Welcome that it is from

@@ -17,7 +17,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found, parse_cursor, too_large
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.files import ProgramFiles
-from symphony_runtime.gateway.programs.languages import OWNER, LanguageModules
+from symphony_runtime.gateway.programs.languages import LanguageModules
+from symphony_runtime.gateway.programs.program import Program
+from symphony_runtime.gateway.programs.shipped import OWNER, CodeCache, ShippedPrograms
 from symphony_runtime.gateway.programs.usage import ProgramUsage
 from symphony_runtime.gateway.programs.versions import (
     count_unneeded,
@@ -73,10 +75,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-DECLARED = ("description", "input_schema", "output_schema")  # of a program's own manifest
 _KNOWN_MAX = 4_096  # programs in memory
 _ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
-_DEFAULT_ENTRIES = ("_start", "lip_main")
 # A tenant's tables: the key of a row, and the columns of unbounded size.
 _TABLES = {
     "program_names": ("name",),
@@ -84,59 +84,6 @@ _TABLES = {
     "programs": ("id", "imports", "exports", "entries", "manifest"),
     "program_bytes": ("id", "body"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """One uploaded module or source of one tenant."""
-
-    tenant: str
-    id: str  # sha256:<hex>
-    name: str | None  # the newest name that points here
-    size: int
-    manifest: Manifest
-    created_ms: int
-    language: str = WASM
-
-    @property
-    def module(self) -> str:
-        """The program's name in workers."""
-        return f"{self.tenant}/{self.id}"
-
-    def view(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "name": self.name,
-            "language": self.language,
-            "size": self.size,
-            "imports": list(self.manifest.imports),
-            "exports": list(self.manifest.exports),
-            "entries": list(self.manifest.entries),
-            **(dict.fromkeys(DECLARED) | self.declared()),
-            "created_ms": self.created_ms,
-        }
-
-    def declared(self) -> dict[str, Any]:
-        """Return the program's own manifest; {} without one."""
-        # Parsed for each use: as text it takes a tenth of the memory.
-        manifest: dict[str, Any] = json.loads(self.manifest.declared or "{}")
-        return manifest
-
-    def may_call(self, name: str) -> bool:
-        """Return whether it imports, or declares, a call of module `lip`."""
-        return f"lip.{name}" in self.manifest.imports
-
-    def entry(self, wanted: str | None) -> str:
-        """Return the export to run, `wanted` or the default entry; Problem 400."""
-        entries = self.manifest.entries
-        if wanted is None:
-            found = next((entry for entry in _DEFAULT_ENTRIES if entry in entries), None)
-            detail = "the program has neither _start nor lip_main: name an entry"
-        else:
-            found, detail = wanted if wanted in entries else None, f"no entry {wanted!r}"
-        if found is None:
-            raise bad_request("no-such-entry", detail, entries=list(entries))
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +133,8 @@ class Programs:
         compiler: Compiler,
         languages: Iterable[Language] = SHIPPED,
     ) -> None:
-        self.languages = LanguageModules(self, languages)
+        self.shipped = ShippedPrograms(compiler, CodeCache(data_dir / "compiled"))
+        self.languages = LanguageModules(self.shipped, languages)
         self.program_usage = ProgramUsage(store, now_ms)
         self.on_deleted: Callable[[str, str], None] = lambda _tenant, _program: None
         self._store = store
@@ -283,7 +231,9 @@ class Programs:
             return row
 
         row = await self._store.read(select)
-        return _program(row) if row else None
+        if row is None or reference.startswith("sha256:"):
+            return _program(row) if row else None
+        return replace(_program(row), name=name)  # its runs are that name's
 
     async def page(
         self, tenant: str, after: str, limit: int, *, unnamed: bool = False
@@ -432,7 +382,8 @@ class Programs:
     async def _forget_deleted(self, tenant: str, program: str) -> None:
         self._forget_known()
         self.program_usage.forget(tenant, program)
-        self.on_deleted(tenant, program)
+        if tenant != OWNER:  # earlier servers had rows of what ships with them: that stays loaded
+            self.on_deleted(tenant, program)
         await self._remove_files(tenant, _digest(program))
 
     def cancel_compilations(self, tenant: str) -> None:
@@ -476,6 +427,8 @@ class Programs:
         Raises Problem: 404, its bytes are gone (it was deleted); 400, this compiler refuses what an
         earlier one accepted; 500, the bytes are damaged.
         """
+        if program.tenant == OWNER:
+            return await self.shipped.artefact(program)
         task = self._loading.get(program.module)
         if task is None:
             task = asyncio.create_task(self._load(program))
@@ -544,13 +497,12 @@ class Programs:
         module: bytes | None = None
         if source is not None:
             language = self.languages.language(source.language)
-            module = await self.languages.artefact(language.name)
+            module = await self.languages.module(language.name).artefact()
 
         async def compile_locked() -> Compiled:
             async with self._tenant_locks.of(tenant):
                 if source is None or module is None:
-                    own = tenant == OWNER
-                    return await self._compiler.compile(wasm, bounds, tenant, own=own)
+                    return await self._compiler.compile(wasm, bounds, tenant)
                 job = SourceJob(source.text, module, language.comment)
                 return await self._compiler.compile(job, bounds, tenant)
 

@@ -19,7 +19,7 @@ from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 
 from symphony_runtime.gateway.admission.fair_passes import FairPasses
 from symphony_runtime.gateway.links.links import KernelLink, Worker
-from symphony_runtime.gateway.programs.store import OWNER
+from symphony_runtime.gateway.programs.shipped import OWNER
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.crash_log import Entry

@@ -118,6 +118,7 @@ class Runs:
         self.kernel, self.workers, self.tracing = kernel, workers, tracing
         self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
+        workers.on_linked, self._programs.shipped.on_ready = self._preload, self._preload_all
 
     # -- Requests of clients -------------------------------------------------------------------
     async def start(
@@ -380,10 +381,10 @@ class Runs:
         self._programs.program_usage.note(program.tenant, program.id)
         missing, language = [], ""
         if program.language != WASM:
-            languages = self._programs.languages
-            language = (await languages.program(program.language)).module
+            module = self._programs.languages.module(program.language)
+            language = (await module.program()).module
             if not worker.modules.note_use(language):
-                missing.append(m.Module(language, await languages.artefact(program.language)))
+                missing.append(m.Module(language, await module.artefact()))
         if not worker.modules.note_use(program.module):
             artefact = await self._programs.artefact(program)
             missing.append(m.Module(program.module, artefact, language))
@@ -400,9 +401,19 @@ class Runs:
             runs = (run for run in self._live.values() if run.worker is worker)
             programs = [each for run in runs for each in run.instances.values()]
             in_use = {each.module for each in programs}
-            in_use |= self._programs.languages.modules({each.language for each in programs})
+            # Those that ship with the server stay: the next run must not wait for them.
+            in_use |= {each.module for each, _ in self._programs.shipped.ready()}
             for module in worker.modules.evict(in_use):
                 worker.send(m.Unload(module))
+
+    def _preload(self, worker: Worker) -> None:
+        """Send a worker the programs that ship with the server, so that no first run waits."""
+        ready = self._programs.shipped.ready()
+        self.send_modules(worker, [m.Module(each.module, code) for each, code in ready])
+
+    def _preload_all(self, program: Program, artefact: bytes) -> None:
+        for worker in self.workers.workers.values():
+            self.send_modules(worker, [m.Module(program.module, artefact)])
 
     async def register(self, run: Run, instance: int, parent: int, stage: int) -> None:
         """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""

@@ -4,8 +4,7 @@
 
 The recorded use of a program may be a day old (`programs.usage`), so a program goes within the day
 after its time is over, and never before. A program without a recorded use, of an earlier server,
-has its days from now on. Programs that ship with the server stay. Files of programs that another
-gateway has deleted go as well.
+has its days from now on. Files of programs that another gateway has deleted go as well.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from symphony_runtime.gateway.programs.store import OWNER, Programs
+from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.programs.usage import DAY_MS
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.database import Connection
@@ -77,10 +76,10 @@ def _unused_programs(
     """Return programs (tenant, id) last used by `before_ms`, with no live run."""
     rows = connection.execute(
         "SELECT p.tenant, p.id FROM programs p"
-        " WHERE p.used_ms <= ? AND p.tenant != ? AND (p.tenant, p.id) > (?, ?) AND NOT EXISTS ("
+        " WHERE p.used_ms <= ? AND (p.tenant, p.id) > (?, ?) AND NOT EXISTS ("
         " SELECT 1 FROM runs r WHERE r.status IN ('queued', 'running')"
         " AND r.tenant = p.tenant AND r.program = p.id)"
         " ORDER BY p.tenant, p.id LIMIT ?",
-        (before_ms, OWNER, *after, _BATCH),
+        (before_ms, *after, _BATCH),
     )
     return [(row["tenant"], row["id"]) for row in rows]

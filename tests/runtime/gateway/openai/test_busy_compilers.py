@@ -13,7 +13,6 @@ import pytest
 from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.protocol.limits import TENANT_COMPILES_MAX, TENANT_GRAMMARS_MAX
 from symphony_runtime.config.limits import TenantLimits
-from symphony_runtime.gateway.openai import shipped
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records
 from symphony_runtime.gateway.openai.requests import constraints
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
@@ -23,6 +22,7 @@ from tests.support.gateway.system import SystemRig
 from tests.support.kernel.constrained import EOS, assets
 from tests.support.waiting import wait_until
 from tests.support.worker.rig import TENANT, LiveRun, WorkerRig
+from tools.build_shipped_program import OPENAI
 
 YEAR = "(19|20)[0-9]{2}"
 SECONDS_MAX = 30
@@ -65,7 +65,7 @@ async def test_program_waits_for_a_compiler_and_answers() -> None:
         WorkerRig(assets=assets()) as rig,
         busy(rig.kernel.constraints.grammars, TENANT) as free,
     ):
-        live = await rig.start(shipped.wasm(), job(YEAR, 20_000))
+        live = await rig.start(OPENAI.wasm.read_bytes(), job(YEAR, 20_000))
         await asyncio.sleep(0.2)
         assert not live.ended.done()
         free.set()
@@ -103,7 +103,7 @@ async def test_too_many_grammars_in_use_are_over_quota() -> None:
             grammars.grammar(TENANT, f'{{"grammars": [{{"lark_grammar": "start: \\"{n}\\""}}]}}')
             for n in range(TENANT_GRAMMARS_MAX)
         ]
-        (failure,) = await records_of(await rig.start(shipped.wasm(), job(YEAR, 1000)))
+        (failure,) = await records_of(await rig.start(OPENAI.wasm.read_bytes(), job(YEAR, 1000)))
         assert isinstance(failure, Failure)
         assert (failure.status, failure.code) == (429, "over_quota")
         assert f"{len(held)} constraints are in use" in failure.message

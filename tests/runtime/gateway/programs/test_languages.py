@@ -9,6 +9,7 @@ from symphony_kernel.protocol.limits import PROGRAM_SOURCE_BYTES_MAX
 from tests.support.gateway.system import Scenario, SystemRig, refused, with_system
 from tests.support.gateway.toy_language import TOY
 from tests.support.run_by import run_by
+from tests.support.waiting import wait_until
 
 TYPE = TOY.content_types[0]
 HTTP = b'# symphony: {"permissions": ["http"]}\n'
@@ -50,7 +51,22 @@ async def test_two_sources_share_the_machine_code_of_their_language(
         run = await client.run(str((await upload(client, source))["id"]))
         assert run["output"] == source.decode()
     assert len(system.worker._programs) == 1
-    assert len(list(system.data_dir.glob("programs/*/*.cwasm"))) == 1
+    assert not list(system.data_dir.glob("programs/*/*.cwasm"))
+
+
+@run_by(with_toy, "tmp_path")
+async def test_workers_have_the_language_module_before_the_first_run(
+    system: SystemRig, client: AsyncClient
+) -> None:
+    await upload(client, b"p", "toy")
+    await wait_until(lambda: len(system.worker._programs) == 1)
+    loaded = dict(system.worker._programs)
+    system.worker._gateway.close()  # type: ignore[union-attr]
+    await wait_until(lambda: not system.gateway.services.runs.workers.workers)
+    assert not system.worker._programs
+    await system.link_worker()
+    await wait_until(lambda: system.worker._programs.keys() == loaded.keys())
+    assert (await client.run("toy"))["output"] == "p"
 
 
 @run_by(with_toy, "tmp_path")

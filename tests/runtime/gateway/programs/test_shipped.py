@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from symphony_runtime.cli.projects import ProjectError, find_rust_toolchain
 from symphony_runtime.compiler.compiler import compile_program
-from symphony_runtime.gateway.openai.shipped import ShippedProgram
-from symphony_runtime.gateway.programs.store import Programs
-from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.gateway.programs import shipped as shipped_programs
+from symphony_runtime.gateway.programs.shipped import CodeCache, ShippedProgram, ShippedPrograms
 
+from tests.e2e import programs as guests
 from tests.support.gateway.compilers import CountingCompiler
-from tests.support.gateway.stores import with_sqlite
 from tests.support.gateway.system import refusal
 from tests.support.requirements import lacking
-from tests.support.run_by import run_by
 from tools.build_shipped_program import ATTACHED, OPENAI, PROGRAMS, ROOT, SDK, Shipped, compiler
 
 REBUILD = "run `make shipped-program`"
@@ -101,15 +99,68 @@ def test_shipped_program_passes_its_own_tests(shipped: Shipped) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+class Servers:
+    """One server after the other, with a directory for compiled code."""
+
+    def __init__(self, folder: Path) -> None:
+        self.compiler = CountingCompiler()
+        self._folder = folder
+
+    def start(self) -> ShippedProgram:
+        shipped = ShippedPrograms(self.compiler, CodeCache(self._folder / "fallback"))
+        return shipped.add("hello", lambda: guests.HELLO_WASM)
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Servers:
+    monkeypatch.setenv("SYMPHONY_CACHE_DIR", str(tmp_path / "cache"))
+    return Servers(tmp_path)
+
+
 @pytest.mark.parametrize("failures", [0, 1])
-@run_by(with_sqlite, "tmp_path")
 async def test_shipped_program_is_compiled_once_after_failures(
-    store: Store, *, tmp_path: Path, failures: int
+    servers: Servers, failures: int
 ) -> None:
-    compiler = CountingCompiler(failures)
-    first = ShippedProgram(Programs(store, tmp_path, compiler))
+    servers.compiler.failures, first = failures, servers.start()
     for _ in range(failures):
-        await refusal(first.program())
+        assert (await refusal(first.program()))[0] == 500
     several = await asyncio.gather(*(first.program() for _ in range(5)))
     assert {program.id for program in several} == {(await first.program()).id}
-    assert compiler.compiled == failures + 1
+    assert servers.compiler.compiled == failures + 1
+
+
+async def test_next_server_takes_the_machine_code_of_the_first(
+    servers: Servers, tmp_path: Path
+) -> None:
+    made = await (first := servers.start()).program(), await first.artefact()
+    again = await (second := servers.start()).program(), await second.artefact()
+    assert servers.compiler.compiled == 1
+    assert (again[0].id, again[0].manifest, again[1]) == (made[0].id, made[0].manifest, made[1])
+    (path,) = (tmp_path / "cache").glob("*.cwasm")
+    for damage in (b"", path.read_bytes()[:-1], path.read_bytes()[:-1] + b"!"):
+        before = servers.compiler.compiled
+        path.write_bytes(damage)
+        assert await servers.start().artefact() == made[1]
+        assert servers.compiler.compiled == before + 1
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+async def test_code_of_a_directory_that_others_may_write_is_not_run(
+    servers: Servers, tmp_path: Path
+) -> None:
+    artefact = await servers.start().artefact()
+    (tmp_path / "cache").chmod(0o777)
+    for _ in range(2):
+        assert await servers.start().artefact() == artefact
+    assert servers.compiler.compiled == 2
+    assert len(list((tmp_path / "fallback").glob("*.cwasm"))) == 1
+    assert (tmp_path / "fallback").stat().st_mode & 0o077 == 0
+
+
+async def test_code_for_another_engine_is_compiled_again(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await servers.start().artefact()
+    monkeypatch.setattr(shipped_programs, "cache_identity", lambda: "another")
+    await servers.start().artefact()
+    assert servers.compiler.compiled == 2

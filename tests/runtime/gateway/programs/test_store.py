@@ -36,6 +36,7 @@ async def test_upload_is_compiled_once_under_two_names(
     assert (new, first.name, first.manifest.entries) == (True, "a", ("lip_main",))
     again, new = await programs.upload("t", "b", guests.HELLO_WASM)
     assert (new, again.id, again.name) == (False, first.id, "b")
+    assert [(await programs.get("t", each)).name for each in ("a", "b", first.id)] == [*"abb"]
     assert compiler.compiled == 1
     second, _ = await programs.upload("t", "a", guests.SPIN_WASM)
     assert (await programs.get("t", "a")).id == second.id

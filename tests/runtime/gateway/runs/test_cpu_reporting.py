@@ -10,7 +10,7 @@ import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_PASS_SECONDS
 from symphony_runtime.gateway.links.links import KernelLink, Worker
-from symphony_runtime.gateway.programs.store import OWNER
+from symphony_runtime.gateway.programs.shipped import OWNER
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.runs.service import Runs as LiveRuns
 from symphony_runtime.gateway.runs.worker_requests import WorkerRequests

@@ -3,7 +3,7 @@
 import msgpack
 import pytest
 from symphony import AsyncClient
-from symphony_runtime.gateway.programs.store import OWNER
+from symphony_runtime.gateway.programs.shipped import OWNER
 from symphony_runtime.gateway.programs.usage import DAY_MS, ProgramUsage
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
@@ -73,10 +73,6 @@ async def test_unused_program_is_deleted_and_no_other(
     assert await names(client) == ["live"]
     assert (await client.runs.cancel(live))["status"] == "killed"
     assert await later.pass_days(10) == 1
-    # The server's own program stays.
-    await system.gateway.openai.shipped.program()
-    assert await later.pass_days(1_000) == 0
-    assert await system.gateway.services.programs.find(OWNER, "openai") is not None
 
 
 @run_by(with_system, "tmp_path")
@@ -143,3 +139,18 @@ async def test_program_use_that_failed_is_written_later(
     await program_usage.flush()
     sql = "SELECT used_ms FROM programs"
     assert (await store.read(lambda c: c.execute(sql).fetchone()))[0] == NOW
+
+
+@run_by(with_system, "tmp_path")
+async def test_row_of_a_shipped_program_goes_and_the_program_stays_in_workers(
+    system: SystemRig, _: AsyncClient
+) -> None:
+    """Earlier servers kept their own programs in the database."""
+    later, programs = Later(system), system.gateway.services.programs
+    await programs.upload(OWNER, "shipped", guests.HELLO_WASM)
+    shipped = await programs.shipped.add("shipped", lambda: guests.HELLO_WASM).program()
+    await wait_until(lambda: shipped.module in system.worker._programs)
+    assert await later.pass_days(10) == 1
+    assert await programs.find(OWNER, "shipped") is None
+    (worker,) = system.gateway.services.runs.workers.workers.values()
+    assert worker.modules.note_use(shipped.module)

@@ -186,6 +186,17 @@ async def test_runs_are_listed_by_program_status_and_limit(
 
 
 @run_by(with_system, "tmp_path")
+async def test_runs_of_one_program_are_listed_by_the_name_that_each_was_started_by(
+    _: SystemRig, client: AsyncClient
+) -> None:
+    for name in ("older", "newer"):
+        await client.programs.upload(guests.HELLO_WASM, name)
+    by_name = [(await client.run(name))["id"] for name in ("older", "newer")]
+    for name, run in zip(("older", "newer"), by_name, strict=True):
+        assert [each["id"] async for each in client.runs.list(program=name)] == [run]
+
+
+@run_by(with_system, "tmp_path")
 async def test_live_runs_come_in_pages(system: SystemRig, client: AsyncClient) -> None:
     await client.programs.upload(guests.HANG_WASM, "hang")
     started = [await client.start("hang") for _ in range(5)]
