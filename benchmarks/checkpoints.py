@@ -1,6 +1,7 @@
-"""Random checkpoints in Hugging Face layout, for benchmarks and tests.
+"""Random checkpoints in Hugging Face layout, and adapters for them, for benchmarks and tests.
 
     python benchmarks/checkpoints.py DIR [--shape 135m] [--dtype bf16|fp32] [--seed 0]
+    python benchmarks/checkpoints.py DIR --adapter FOLDER [--rank 16] [--seed 0]
 
 The weights are noise from a seed, so the model says nothing of sense, but its shapes, its speed and
 its tokenizer (byte-level, every id has a text) are a real model's.
@@ -9,11 +10,13 @@ its tokenizer (byte-level, every id has a text) are a real model's.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -27,6 +30,9 @@ CHAT_TEMPLATE = (
 # Wider than models usually begin with: at 0.02 a greedy run repeats one token for ever, and would
 # compare nothing.
 _WEIGHT_STD = 0.05
+ADAPTER_TARGETS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+)  # fmt: skip
 _DTYPES = {"bf16": ("bfloat16", torch.bfloat16), "fp32": ("float32", torch.float32)}
 
 
@@ -177,8 +183,46 @@ def make_weights(shape: Shape, dtype: torch.dtype, seed: int) -> dict[str, torch
     return weights
 
 
+def make_adapter(
+    folder: Path,
+    checkpoint: Path,
+    *,
+    rank: int = 16,
+    seed: int = 0,
+    targets: Sequence[str] = ADAPTER_TARGETS,
+    dtype: torch.dtype = torch.float32,
+    **settings: object,
+) -> Path:
+    """Write a LoRA adapter with random weights in PEFT's layout for a checkpoint; return it.
+
+    It changes the `targets`, which are the last parts of modules' names. `settings` are further
+    values of adapter_config.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in sorted(file.keys()):
+                module = name.removesuffix(".weight")
+                if module.rpartition(".")[2] not in targets or not name.endswith(".weight"):
+                    continue
+                outputs, inputs = file.get_slice(name).get_shape()
+                for side, size in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                    values = torch.randn(size, generator=generator) * _WEIGHT_STD
+                    tensors[f"base_model.model.{module}.lora_{side}.weight"] = values.to(dtype)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.05,
+        "bias": "none", "target_modules": list(targets), "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(checkpoint.name), "inference_mode": True, **settings,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return folder
+
+
 def main(arguments: list[str]) -> None:
-    """Write the checkpoint that the command line describes."""
+    """Write the checkpoint or the adapter that the command line describes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -186,7 +230,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="135m")
     parser.add_argument("--dtype", choices=_DTYPES, default="bf16")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--adapter", type=Path, help="write an adapter for DIR into this folder")
+    parser.add_argument("--rank", type=int, default=16)
     given = parser.parse_args(arguments)
+    if given.adapter is not None:
+        print(make_adapter(given.adapter, given.directory, rank=given.rank, seed=given.seed))
+        return
     made = make_checkpoint(given.directory, SHAPES[given.shape], given.dtype, given.seed)
     size = sum(path.stat().st_size for path in made.iterdir())
     print(f"{made}: {size / 1e6:.0f} MB")

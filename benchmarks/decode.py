@@ -17,9 +17,9 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -71,32 +71,48 @@ class Bench(Protocol):
 
 
 class Direct:
-    """Drives an executor with the batches that a kernel would ideally form."""
+    """Drives an executor with the batches that a kernel would ideally form.
 
-    def __init__(self, executor: TorchExecutor) -> None:
+    Run i computes with adapter i modulo their number, if there are `adapters`.
+    """
+
+    def __init__(self, executor: TorchExecutor, adapters: Sequence[str] = ()) -> None:
         self._executor = executor
+        self._decodes = [replace(DEFAULT, adapter=name) for name in adapters] or [DEFAULT]
+        self._prefills = [replace(_NONE, adapter=name) for name in adapters] or [_NONE]
 
     async def measure(self, runs: int, load: Load) -> Measure:
         """Prefill all prompts, then decode all runs in step."""
-        pages = -(-(load.prompt + load.new) // PAGE_TOKENS)
-        tables = [np.arange(i * pages, (i + 1) * pages, dtype=np.int32) for i in range(runs)]
-        prompts = [_prompt(run, load.prompt) for run in range(runs)]
         started = time.perf_counter()
+        times = [time.perf_counter() async for _ in self.steps(runs, load)]
+        first, ended = times[0], times[-1]
+        return Measure(runs * (load.new - 1) / (ended - first), runs * load.new / (ended - started))
+
+    async def steps(self, runs: int, load: Load, first_page: int = 0) -> AsyncIterator[float]:
+        """Prefill all prompts, then yield the seconds of each step that decodes all runs."""
+        pages = -(-(load.prompt + load.new) // PAGE_TOKENS)
+        begins = range(first_page, first_page + runs * pages, pages)
+        tables = [np.arange(begin, begin + pages, dtype=np.int32) for begin in begins]
+        prompts = [_prompt(run, load.prompt) for run in range(runs)]
+        options = [self._prefills[run % len(self._prefills)] for run in range(runs)]
         # The last prompt token of every run goes into one step, whose answers are the first tokens.
-        for rows in _prefills(prompts, tables):
+        for rows in _prefills(prompts, tables, options):
             await self._executor.run(Batch(rows))
         tokens = np.array([prompt[-1] for prompt in prompts])
-        first = started
         for step in range(load.new):
             start = load.prompt - 1 + step
-            rows = [_decode_row(tokens[i : i + 1], start, tables[i]) for i in range(runs)]
+            rows = [
+                _decode_row(
+                    tokens[i : i + 1], start, tables[i], self._decodes[i % len(self._decodes)]
+                )
+                for i in range(runs)
+            ]
+            began = time.perf_counter()
             results = await self._executor.run(Batch(rows))
+            seconds = time.perf_counter() - began
             answers = b"".join(result for result in results if isinstance(result, bytes))
             tokens = np.frombuffer(answers, np.uint32)[::2]
-            if step == 0:
-                first = time.perf_counter()
-        ended = time.perf_counter()
-        return Measure(runs * (load.new - 1) / (ended - first), runs * load.new / (ended - started))
+            yield seconds
 
 
 def _prompt(run: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -110,16 +126,17 @@ def _prompt(run: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]
 def _prefills(
     prompts: list[np.ndarray[tuple[int], np.dtype[np.uint32]]],
     tables: list[np.ndarray[tuple[int], np.dtype[np.int32]]],
+    options: list[PredOptions],
 ) -> list[list[Row]]:
     """Return steps of at most STEP_TOKENS_MAX tokens that compute all prompts but their last."""
     steps: list[list[Row]] = [[]]
     room = STEP_TOKENS_MAX
-    for prompt, table in zip(prompts, tables, strict=True):
+    for prompt, table, chosen in zip(prompts, tables, options, strict=True):
         start, left = 0, prompt[:-1]
         while len(left):
             part, left = left[:room], left[room:]
             positions = np.arange(start, start + len(part), dtype=np.int32)
-            steps[-1].append(Row(part, positions, start, table, np.empty(0, np.int32), _NONE))
+            steps[-1].append(Row(part, positions, start, table, np.empty(0, np.int32), chosen))
             start += len(part)
             room -= len(part)
             if room == 0:
@@ -132,9 +149,10 @@ def _decode_row(
     token: np.ndarray[tuple[int], np.dtype[np.uint32]],
     start: int,
     table: np.ndarray[tuple[int], np.dtype[np.int32]],
+    options: PredOptions,
 ) -> Row:
     last = np.zeros(1, np.int32)
-    return Row(token, np.array([start], np.int32), start, table, last, DEFAULT)
+    return Row(token, np.array([start], np.int32), start, table, last, options)
 
 
 # --- Through a server ----------------------------------------------------------------------------

@@ -126,6 +126,7 @@ class Recorder:
         self.model, self.computes = executor.model, executor.computes
         self.frame_count, self.pages = executor.frame_count, executor.pages
         self.open_host, self.after_steps = executor.open_host, executor.after_steps
+        self.load_adapter, self.drop_adapter = executor.load_adapter, executor.drop_adapter
         self.times: dict[int, list[float]] = {}
 
     async def run(self, batch: Batch) -> Results:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "client/symphony/client/views.py"
 WANTED = (
     "Readiness", "Program", "ProgramVersion", "Run", "RunResult", "ChildList", "Trace", "Limits",
-    "Secret",
+    "Secret", "Adapter",
     "KvFile", "KvPages", "KvTokens", "Prefixes", "Tenant", "Key", "NewKey", "Gateway", "Usage",
     "Audit", "Statistics",
 )  # fmt: skip

@@ -24,6 +24,7 @@ CLASSES = {
     "websocket": ("AsyncWebSocket", "self._socket"),
     "runs": ("AsyncRuns", "client.runs"),
     "kv": ("AsyncKv", "client.kv"),
+    "adapters": ("AsyncAdapters", "client.adapters"),
     "secrets": ("AsyncSecrets", "client.secrets"),
     "admin": ("AsyncAdmin", "client.admin"),
     "async_client": ("AsyncClient", "client"),
@@ -47,8 +48,8 @@ from symphony.client.refusals import ANSWER_BYTES_MAX
 from symphony.client.retries import RETRIES_DEFAULT
 from symphony.client.runs import Children, RunList, RunOptions
 from symphony.client.views import (
-    Audit, Gateway, Key, KvFile, KvPages, KvTokens, Limits, NewKey, Prefixes, Program, Role, Run,
-    RunResult, Secret, Statistics, Tenant, Trace, Usage,
+    Adapter, Audit, Gateway, Key, KvFile, KvPages, KvTokens, Limits, NewKey, Prefixes, Program,
+    Role, Run, RunResult, Secret, Statistics, Tenant, Trace, Usage,
 )
 from symphony.client.websocket import AsyncWebSocket
 '''
@@ -88,6 +89,7 @@ _OPENING = {
         self.programs = Programs(self._portal)
         self.runs = Runs(self._portal)
         self.kv = Kv(self._portal)
+        self.adapters = Adapters(self._portal)
         self.secrets = Secrets(self._portal)
         self.admin = Admin(self._portal)
 

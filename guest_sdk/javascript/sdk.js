@@ -199,7 +199,7 @@ export class TokenSet {
 const OPTIONS = new Set([
   "maxTokens", "temperature", "topP", "topK", "minP", "seed", "stop", "stopTokenIds", "exact",
   "logprobs", "logitBias", "biasMask", "repetitionPenalty", "allowedTokens", "constraint",
-  "constraintSince", "share", "lookahead", "chunk",
+  "constraintSince", "share", "adapter", "lookahead", "chunk",
 ]);
 
 function checked(options, known) {
@@ -223,6 +223,7 @@ function limitsOf(o) {
     constraint: o.constraint?.handle,
     since: o.constraintSince,
     share: o.share || undefined,
+    adapter: o.adapter || undefined,
   };
 }
 

@@ -11,7 +11,7 @@ leave in one frame per worker.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -43,8 +43,9 @@ from symphony_kernel.scheduler.prediction import Predictor
 from symphony_kernel.scheduler.prefix_sharing import PrefixSharing
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.step_loop import StepLoop
+from symphony_kernel.syscalls.adapters import Adapters
 from symphony_kernel.syscalls.durable_names import DurableNameService
-from symphony_kernel.syscalls.pending import Result
+from symphony_kernel.syscalls.pending import Pred, Result
 from symphony_kernel.syscalls.table import Syscalls
 from symphony_kernel.syscalls.validation import tenant_limits
 from symphony_kernel.syscalls.views import ViewCalls
@@ -108,6 +109,7 @@ class Kernel:
             self.stop_with,
             self._clock.now,
         )
+        self._adapters = self._make_adapters()
         self._syscalls = self._make_syscalls()
         self._views = ViewCalls(
             self._kvfs, self._syscalls.named, self._charge_view, self._clock.now
@@ -145,6 +147,15 @@ class Kernel:
             PrefixSharing(self._kvfs, lambda name, tokens: self._rate_limiter.refund(name, tokens)),
         )
 
+    def _make_adapters(self) -> Adapters:
+        adapters = Adapters(
+            self._executor, self._kvfs, self._adapters_called, self._send_gateway,
+            self._handle_outside_frames, self._charge_view,
+            threads=isinstance(self._clock, RealClock),
+        )  # fmt: skip
+        self.internal_events["adapter loaded"] = adapters.adapter_loaded
+        return adapters
+
     def _make_syscalls(self) -> Syscalls:
         """Make the syscall table and register the internal events of its parts."""
         model = self._executor.model
@@ -165,6 +176,7 @@ class Kernel:
             self._handle_outside_frames,
             self._scheduler.cpu_accounts,
             self._clock,
+            self._adapters,
         )
         self.constraints = syscalls.constraints
         self.internal_events["compiled"] = self.constraints.compiled
@@ -256,6 +268,7 @@ class Kernel:
             gone = self._processes.end_worker()
             self._gateway = None
             self.durable_names.requests.detached()
+            self._adapters.detached()
         _log.info("%s has disconnected; %d instances ended with it", port.name, len(gone))
         self._finish_turn()
 
@@ -278,6 +291,7 @@ class Kernel:
             self._answer(message.seq, lambda: self._register(message))
         elif gateway and isinstance(message, m.End):
             self._answer(message.seq, lambda: self._processes.end(message.instance))
+            self._adapters.instance_ended()
         elif gateway and isinstance(message, m.Ask):
             self._handle_ask(message)
         else:
@@ -316,7 +330,7 @@ class Kernel:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
             self._step_loop.when_idle(self._run_checks)
-        elif not self.durable_names.requests.handle(message):
+        elif not (self.durable_names.requests.handle(message) or self._adapters.handle(message)):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
@@ -347,6 +361,12 @@ class Kernel:
         if not isinstance(args["tenant"], str):
             raise SyscallError(Errno.EINVAL, f"{what}: tenant must be a string")
         return handler(**args)
+
+    def _adapters_called(self) -> Iterator[str]:
+        """Yield the adapters of calls under way."""
+        for operation in self._processes.operations():
+            if isinstance(operation, Pred) and operation.options.adapter:
+                yield operation.options.adapter
 
     def _charge_view(self, tenant: str, seconds: float) -> None:
         if self.hooks is None or not self.hooks.replaying:
@@ -402,6 +422,7 @@ class Kernel:
             "workers": sorted(self._workers),
             **self._kvfs.statistics(),
             **self.durable_names.durable_names.statistics(),
+            **self._adapters.statistics(),
             **asdict(self._maintenance.statistics),
             "stalls": self._maintenance.watchdog.found,
         }
@@ -477,6 +498,7 @@ class Kernel:
                 "requests": self.durable_names.requests,
                 "constraints": self.constraints,
                 "held": self._syscalls.call_queue,
+                "adapters": self._adapters,
             },
             code={"syscalls": self._syscalls, "named calls": self._syscalls.named},
         )
@@ -493,6 +515,7 @@ class Kernel:
         self._syscalls.listen_with(hooks)
         if hooks is not None and hooks.replaying:
             self.constraints.pause()
+            self._adapters.pause()
 
     def capture_state(self) -> KernelState:
         """Return the state of the kernel itself that a snapshot contains."""
@@ -532,6 +555,7 @@ class Kernel:
         for tenant in self._kvfs.tenants.values():
             self._rate_limiter.set_rate(tenant.name, tenant.limits.tokens_per_minute)
         self.durable_names.resume()
+        self._adapters.resume()
         self._syscalls.resume()
 
     # -- Replies ---------------------------------------------------------------------------------
@@ -591,6 +615,7 @@ class Kernel:
             port.on_closed()
         self._syscalls.end()
         self._rate_limiter.close()
+        await self._adapters.close()
         await self.durable_names.close(wait=self._step_loop.running)
         await self._step_loop.stop()
         self._maintenance.close()

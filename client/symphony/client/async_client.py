@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Unpack
 
+from symphony.client.adapters import AsyncAdapters
 from symphony.client.admin import AsyncAdmin
 from symphony.client.events import Event
 from symphony.client.kv import AsyncKv
@@ -53,6 +54,7 @@ class AsyncClient:
         self.programs = AsyncPrograms(self._transport)
         self.runs = AsyncRuns(self._transport)
         self.kv = AsyncKv(self._transport)
+        self.adapters = AsyncAdapters(self._transport)
         self.secrets = AsyncSecrets(self._transport)
         self.admin = AsyncAdmin(self._transport)
 

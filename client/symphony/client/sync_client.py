@@ -17,6 +17,7 @@ from symphony.client.refusals import ANSWER_BYTES_MAX
 from symphony.client.retries import RETRIES_DEFAULT
 from symphony.client.runs import Children, RunList, RunOptions
 from symphony.client.views import (
+    Adapter,
     Audit,
     Gateway,
     Key,
@@ -259,6 +260,30 @@ class Kv:
         )
 
 
+class Adapters:
+    """LoRA adapters by name: `client.adapters`."""
+
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+
+    def list(self) -> Iterator[Adapter]:
+        """Yield all adapters, by name."""
+        return self._portal.iterate(lambda client: client.adapters.list())
+
+    def get(self, name: str) -> Adapter:
+        return self._portal.call(lambda client: client.adapters.get(name))
+
+    def upload(self, name: str, config: str, weights: bytes | IO[bytes]) -> Adapter:
+        """Upload an adapter in PEFT's format under a name, in place of one that has it.
+
+        `config` is the text of adapter_config.json, `weights` adapter_model.safetensors.
+        """
+        return self._portal.call(lambda client: client.adapters.upload(name, config, weights))
+
+    def delete(self, name: str) -> None:
+        self._portal.call(lambda client: client.adapters.delete(name))
+
+
 class Secrets:
     """Secrets by name: `client.secrets`."""
 
@@ -374,6 +399,7 @@ class Client:
         self.programs = Programs(self._portal)
         self.runs = Runs(self._portal)
         self.kv = Kv(self._portal)
+        self.adapters = Adapters(self._portal)
         self.secrets = Secrets(self._portal)
         self.admin = Admin(self._portal)
 

@@ -182,6 +182,15 @@ class Secret(TypedDict):
     updated_ms: int
 
 
+class Adapter(TypedDict):
+    name: str
+    id: str
+    model: str
+    bytes: int
+    rank: int
+    created_ms: int
+
+
 class KvFile(TypedDict):
     path: str
     len: int

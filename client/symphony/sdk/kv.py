@@ -210,11 +210,13 @@ class KvFile(Handle):
         parents: Sequence[int] | None = None,
         keep: bool = True,
         share: bool = False,
+        adapter: str | None = None,
     ) -> Pred:
         """Begin a forward pass over tokens that come after the entries so far.
 
         `parents` makes the tokens a tree: each one's parent is an earlier one, by index, or -1 for
-        the file's end. With `keep=False` nothing is appended.
+        the file's end. With `keep=False` nothing is appended. `adapter` names a LoRA adapter of
+        the tenant, which computes the pass.
         """
         given: dict[str, Any] = {}
         if (
@@ -223,12 +225,13 @@ class KvFile(Handle):
             or repetition_penalty
             or allowed_tokens
             or constraint
-            or (parents is not None or not keep or share)
+            or (parents is not None or not keep or share or adapter)
         ):
             given = pass_options(
                 logit_bias=logit_bias, bias_mask=bias_mask, repetition_penalty=repetition_penalty,
                 allowed_tokens=allowed_tokens, constraint=constraint,
                 constraint_since=constraint_since, parents=parents, keep=keep, share=share,
+                adapter=adapter,
             )  # fmt: skip
         return Pred(self, tokens, positions, given)
 

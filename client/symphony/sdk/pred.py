@@ -152,6 +152,7 @@ def pass_options(
     parents: Sequence[int] | None = None,
     keep: bool = True,
     share: bool = False,
+    adapter: str | None = None,
 ) -> dict[str, Any]:
     """Return the options of a pass, as far as they are no defaults."""
     given = token_options(
@@ -167,4 +168,6 @@ def pass_options(
         given["keep"] = False
     if share:
         given["share"] = True
+    if adapter:
+        given["adapter"] = adapter
     return given

@@ -36,6 +36,7 @@ class Sampling:
     constraint: Constraint | None = None
     constraint_since: int | None = None  # the entry of the file where its text begins
     share: bool = False  # computes once what several prompts of the tenant begin with
+    adapter: str | None = None  # the name of a LoRA adapter of the tenant
     lookahead: int | None = None  # tokens that the server may be ahead; 8 without it
     chunk: int | None = None  # tokens that come together
 
@@ -95,6 +96,8 @@ class Sampling:
             given["logprobs"] = self.logprobs
         if self.share:
             given["share"] = True
+        if self.adapter:
+            given["adapter"] = self.adapter
         return given
 
 

@@ -109,6 +109,12 @@ export class PredOptions {
     return this;
   }
 
+  /** Computes with one of the tenant's LoRA adapters, by its name; ENOENT: there is none. */
+  adapter(name: string): PredOptions {
+    this.key("adapter").text(name);
+    return this;
+  }
+
   /** The MessagePack map. */
   bytes(): ArrayBuffer {
     let bytes = this.ready;

@@ -45,6 +45,8 @@ export class Sampling {
   constraintSince: i32 = -1;
   /** What the prompts of several generations of the tenant begin with is computed once. */
   share: bool = false;
+  /** One of the tenant's LoRA adapters, by its name; "": none. */
+  adapter: string = "";
   /** How many tokens the server may compute before the program has taken them; -1: its default, 8. */
   lookahead: i32 = -1;
   /** A waiting program is woken once so many tokens are there, or the last one. */
@@ -87,6 +89,7 @@ export class Sampling {
     copy.constraint = this.constraint;
     copy.constraintSince = this.constraintSince;
     copy.share = this.share;
+    copy.adapter = this.adapter;
     copy.lookahead = this.lookahead;
     copy.chunk = this.chunk;
     return copy;
@@ -175,6 +178,10 @@ export class Sampling {
     }
     if (this.share) {
       members.text("share").boolean(true);
+      pairs++;
+    }
+    if (this.adapter.length) {
+      members.text("adapter").text(this.adapter);
       pairs++;
     }
     if (this.lookahead >= 0) {

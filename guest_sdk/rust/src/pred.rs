@@ -145,6 +145,7 @@ pub struct Pred<'a, P = One> {
     parents: Option<&'a [i32]>,
     keep: bool,
     share: bool,
+    adapter: &'a str,
     logprobs: u32,
     blocking: bool,
     places: PhantomData<P>,
@@ -165,6 +166,7 @@ impl<'a> Pred<'a> {
             parents: None,
             keep: true,
             share: false,
+            adapter: "",
             logprobs: 0,
             blocking: false,
             places: PhantomData,
@@ -195,6 +197,7 @@ impl<'a> Pred<'a> {
             parents: self.parents,
             keep: self.keep,
             share: self.share,
+            adapter: self.adapter,
             logprobs: self.logprobs,
             blocking: self.blocking,
             places: PhantomData,
@@ -274,6 +277,13 @@ impl<'a, P> Pred<'a, P> {
     /// [`parents`](Self::parents) and without [`keep`](Self::keep).
     pub fn share(mut self, share: bool) -> Self {
         self.share = share;
+        self
+    }
+
+    /// Computes with one of the tenant's LoRA adapters, by its name; `ENOENT` where there is none.
+    /// Entries that it computes are the adapter's: what other passes share does not match them.
+    pub fn adapter(mut self, name: &'a str) -> Self {
+        self.adapter = name;
         self
     }
 
@@ -428,6 +438,7 @@ impl<'a, P> Pred<'a, P> {
             self.parents.is_some(),
             !self.keep,
             self.share,
+            !self.adapter.is_empty(),
             self.logprobs > 0,
         ];
         let count = given.iter().filter(|given| **given).count();
@@ -470,6 +481,9 @@ impl<'a, P> Pred<'a, P> {
         }
         if self.share {
             out.str("share").bool(true);
+        }
+        if !self.adapter.is_empty() {
+            out.str("adapter").str(self.adapter);
         }
         if self.logprobs > 0 {
             out.str("logprobs").uint(u64::from(self.logprobs));

@@ -42,6 +42,7 @@ pub struct Sampling {
     allowed_tokens: Option<TokenSet>,
     constraint: Option<(Constraint, Option<u32>)>,
     share: bool,
+    adapter: String,
     lookahead: Option<u32>,
     chunk: Option<u32>,
 }
@@ -72,6 +73,7 @@ impl Sampling {
             allowed_tokens: None,
             constraint: None,
             share: false,
+            adapter: String::new(),
             lookahead: None,
             chunk: None,
         }
@@ -185,6 +187,14 @@ impl Sampling {
         self
     }
 
+    /// Generates with one of the tenant's LoRA adapters, by its name: see
+    /// [`Pred::adapter`](crate::pred::Pred::adapter). A [`Session`](crate::session::Session) computes
+    /// its prompt with it, too, where the prompt is computed with the reply.
+    pub fn adapter(mut self, name: &str) -> Sampling {
+        self.adapter = name.into();
+        self
+    }
+
     // --- What the program is told, and when --------------------------------------------------------
 
     /// Tells the best `k` tokens, at most 20, beside each one: see
@@ -280,6 +290,7 @@ impl Sampling {
             since,
             self.logprobs > 0,
             self.share,
+            !self.adapter.is_empty(),
         ];
         let count = given.iter().filter(|given| **given).count();
         let mut out = Writer::new();
@@ -316,6 +327,9 @@ impl Sampling {
         }
         if self.share {
             out.str("share").bool(true);
+        }
+        if !self.adapter.is_empty() {
+            out.str("adapter").str(&self.adapter);
         }
         out.into_bytes()
     }

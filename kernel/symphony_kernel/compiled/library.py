@@ -19,8 +19,8 @@ _INTERPRETED = (
     "kvfs/lineage/packing", "kvfs/lineage/planning", "kvfs/page_view", "kvfs/prefix_view",
     "kvfs/tiers/base", "kvfs/tiers/config", "kvfs/tiers/disk_file", "kvfs/tiers/disk_tier",
     "protocol/chat_templates", "protocol/errno", "protocol/heartbeat", "protocol/limit_table",
-    "protocol/limits", "protocol/messages", "syscalls/durable_names", "syscalls/file_requests",
-    "syscalls/views",
+    "protocol/limits", "protocol/messages", "syscalls/adapters", "syscalls/durable_names",
+    "syscalls/file_requests", "syscalls/views",
 )  # fmt: skip
 # Modules of other packages that are on each token's path.
 _COMPILED = (

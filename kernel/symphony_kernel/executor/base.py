@@ -13,7 +13,8 @@ as soon as no later step can read it for its old owner.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,13 @@ class ModelInfo:
     max_context: int
     dtype: str
     hidden_size: int
+
+
+class AdapterSize(NamedTuple):
+    """What a loaded adapter takes."""
+
+    bytes: int  # of memory
+    rank: int  # the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,7 @@ class Batch:
 
     __slots__ = (
         "chain", "copies", "loads", "moved_seconds", "note", "poison", "rows", "saves",
+        "unadapted",
     )  # fmt: skip
 
     def __init__(
@@ -168,6 +177,7 @@ class Batch:
         self.chain = chain  # the rows' tokens come from the batch before: see `Chain`
         # Seconds that saves and loads took; the executor sets it before the step ends.
         self.moved_seconds = 0.0
+        self.unadapted: list[int] = []  # rows whose adapter the executor does not have
         self.note: Any = None  # the kernel's own: the state of its pages when it made the batch
 
     @property
@@ -294,6 +304,15 @@ class Executor(Protocol):
 
         Example: `await executor.after_steps(lambda: executor.pages.read_frames(frames))`.
         """
+
+    def load_adapter(self, identity: str, folder: Path) -> AdapterSize:
+        """Load an adapter; rows whose options have this identity use it from then on.
+
+        Blocks, on any thread. Raises AdapterError, CheckpointError: the folder cannot be used.
+        """
+
+    def drop_adapter(self, identity: str) -> None:
+        """Unload an adapter. Rows that are given later and have it fail with EIO."""
 
     async def close(self) -> None:
         """Wait for the last step and release the device."""

@@ -7,6 +7,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from symphony_kernel.executor.adapters.files import AdapterFile
 from symphony_kernel.executor.base import Float32, Pages, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.sampling import SamplingRequest
@@ -19,7 +20,14 @@ class Network(Protocol):
     computes: str  # see `Executor.computes`
 
     @property
+    def adapters(self) -> dict[str, Any] | None:
+        """The packed adapters by identity; None: it computes without adapters."""
+
+    @property
     def pages(self) -> Pages: ...
+
+    def pack_adapter(self, adapter: AdapterFile) -> Any:
+        """Return an adapter for `adapters`, which has `bytes`; on any thread; AdapterError."""
 
     def prepare(self, rows: Sequence[Row]) -> Any:
         """Return a step of at least one row, prepared for `compute` ahead of its turn.
@@ -59,6 +67,15 @@ class Network(Protocol):
 
     def release(self) -> None:
         """Release the memory."""
+
+
+class AdapterlessNetwork:
+    """A network that computes without adapters."""
+
+    adapters: None = None
+
+    def pack_adapter(self, adapter: AdapterFile) -> Any:
+        raise AssertionError(adapter)
 
 
 class ForwardOnlyNetwork:

@@ -11,14 +11,17 @@ the right size.
 import asyncio
 import struct
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import (
+    AdapterSize,
     Batch,
     Int32,
     Int64,
@@ -158,6 +161,7 @@ class SimulatedExecutor:
         self._hashed = hashed
         self._order = asyncio.Lock()
         self._last: Results = []  # of the last step, for a step that follows it
+        self._adapters: set[str] = set()
         self.follows = not self._free  # without costs the device is never ahead of the loop
         if self._free and not hashed:  # takes no time, so needs no task
             self.start = self._answer_at_once
@@ -203,6 +207,15 @@ class SimulatedExecutor:
         asyncio.get_running_loop().call_soon(outcome.set_result, self._constants(batch))
         return outcome
 
+    def load_adapter(self, identity: str, folder: Path) -> AdapterSize:
+        """Load an adapter: its rows hash its identity, too. Only its size is read."""
+        size = sum(each.stat().st_size for each in folder.iterdir())
+        self._adapters.add(identity)
+        return AdapterSize(size, 1)
+
+    def drop_adapter(self, identity: str) -> None:
+        self._adapters.discard(identity)
+
     async def close(self) -> None:
         async with self._order:
             pass
@@ -221,6 +234,8 @@ class SimulatedExecutor:
 
     # -- Hashes --------------------------------------------------------------------------------
     def _answer(self, row: Row) -> bytes | SyscallError:
+        if row.options.adapter and row.options.adapter not in self._adapters:
+            return SyscallError(Errno.EIO, "its adapter is not loaded")
         states = self._compute(row)[row.places]
         options = row.options
         if options.get is Get.NONE or not len(states):
@@ -254,6 +269,8 @@ class SimulatedExecutor:
         entries = _mix(
             row.tokens.astype(np.uint64) << np.uint64(32) | row.positions.view(np.uint32)
         )
+        if row.options.adapter:
+            entries = _mix(entries ^ np.uint64(zlib.crc32(row.options.adapter.encode())))
         entries |= np.uint64(1)
         values = _mix(entries ^ _mix(seen_entries + _visible(entries, row.parents) - entries))
         pages.entries[new], pages.values[new] = entries, values

@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from symphony_kernel.executor.adapters.config import AdapterError
+from symphony_kernel.executor.adapters.files import open_adapter
 from symphony_kernel.executor.base import (
+    AdapterSize,
     Batch,
     ModelInfo,
     Results,
@@ -27,7 +30,7 @@ from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 from symphony_kernel.executor.models.assets import load_assets
-from symphony_kernel.executor.models.config import load_config
+from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.fitting import pool_pages
 from symphony_kernel.executor.models.loader import Progress, Weights
@@ -44,7 +47,7 @@ from symphony_kernel.executor.reference.network import TorchNetwork
 from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.cpu_count import usable_processors
-from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
 from symphony_kernel.protocol.pred_options import Get
 
@@ -71,8 +74,13 @@ class TorchExecutor:
         logits_places: int,
         thread: DeviceThread,
         device_lost: DeviceLost | None = None,
+        config: ModelConfig | None = None,
     ) -> None:
-        """Compute with `network` on `thread`; call `device_lost` if the device breaks."""
+        """Compute with `network` on `thread`; call `device_lost` if the device breaks.
+
+        Adapters are checked against `config`.
+        """
+        self._config = config
         self.model = model
         self.frame_count = frame_count
         self.network = network
@@ -150,7 +158,7 @@ class TorchExecutor:
             network = thread.call(build)
             if isinstance(network, NativeNetwork):
                 thread.ring = network.ring
-            return cls(model, network, pages, places, thread, parallel.device_lost)
+            return cls(model, network, pages, places, thread, parallel.device_lost, config)
         except BaseException:
             thread.stop()
             raise
@@ -161,6 +169,7 @@ class TorchExecutor:
     def start(self, batch: Batch) -> StepFuture[Results]:
         """Compute one step, in one hop to the device's thread and one hop back."""
         prepared = self.network.prepare(batch.rows) if batch.rows else None
+        self._check_adapters(batch)
         step, chain = partial(self._step, batch, prepared), batch.chain
         if self._ahead is not None:
             self._launch_ahead(self._ahead, batch, prepared)
@@ -168,6 +177,13 @@ class TorchExecutor:
             return self._thread.start(step)
         begin = partial(self._begin_chained, chain, batch, prepared)
         return self._thread.start(step, begin, chain.may_batch_delivery)
+
+    def _check_adapters(self, batch: Batch) -> None:
+        """Note the rows whose adapter is not loaded: their results are errors."""
+        loaded = self.network.adapters or {}
+        for index, row in enumerate(batch.rows):
+            if row.options.adapter and row.options.adapter not in loaded:
+                batch.unadapted.append(index)
 
     def _launch_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
         """Let the network launch a chained step early, if it has nothing but rows."""
@@ -184,6 +200,26 @@ class TorchExecutor:
             return False
         prepared.set_tokens(chain.tokens)
         return True
+
+    def load_adapter(self, identity: str, folder: Path) -> AdapterSize:
+        """Load an adapter from a PEFT folder; rows may use it from then on. On any thread.
+
+        Raises AdapterError: it is not supported, or the executor has none; CheckpointError.
+        """
+        adapters = self.network.adapters
+        if adapters is None or self._config is None:
+            raise AdapterError(f"adapters are not supported with {self.computes}")
+        file = open_adapter(folder, self._config)
+        with torch.inference_mode():
+            packed = self.network.pack_adapter(file)
+        adapters[identity] = packed
+        return AdapterSize(packed.bytes, file.rank)
+
+    def drop_adapter(self, identity: str) -> None:
+        """Unload an adapter that no row needs any more."""
+        packed = (self.network.adapters or {}).pop(identity, None)
+        if packed is not None:  # steps that were given may still read it
+            self._thread.start(partial(id, packed))
 
     async def close(self) -> None:
         await self._thread.start(self.network.release)
@@ -214,7 +250,10 @@ class TorchExecutor:
                 if self._ahead is not None and prepared is not None:
                     self._ahead.drop_step(prepared)
                 return []
-            results = self._last = self._rows(batch, prepared)
+            results = self._rows(batch, prepared)
+            for index in batch.unadapted:
+                results[index] = SyscallError(Errno.EIO, "its adapter is not loaded")
+            self._last = results
             return results
         finally:
             if batch.saves is not None or batch.loads is not None:

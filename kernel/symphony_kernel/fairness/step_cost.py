@@ -1,13 +1,13 @@
 """The time of a step, predicted from its rows and learned from steps that end.
 
-    seconds = base(new tokens) + sum over rows of (attention + sampling + bitmask)
+    seconds = base(new tokens) + sum over rows of (attention + adapter + sampling + bitmask)
 
 `base` is piecewise linear: a constant, since the weights are read once for all rows, and a slope
 for each range of new tokens. Attention is linear in the entries that decode rows read, and in
-tokens times entries for prompts. Sampling has a coefficient for each kind of row that executors
-treat differently. A bitmask costs what its grammar took lately. Each step that ends corrects the
-coefficients by a Kalman filter. Its covariance says how far each may be off, and which of them
-together. No numbers of a machine are assumed.
+tokens times entries for prompts. Tokens with an adapter have a coefficient. Sampling has one for
+each kind of row that executors treat differently. A bitmask costs what its grammar took lately.
+Each step that ends corrects the coefficients by a Kalman filter. Its covariance says how far each
+may be off, and which of them together. No numbers of a machine are assumed.
 """
 
 from bisect import bisect_right
@@ -51,9 +51,10 @@ LISTED: Final = 3  # places that return the best tokens
 DENSE: Final = 4  # places that return logits, or chosen log-probabilities
 BIASED: Final = 5  # places with a bias or a mask of their own
 FORMED: Final = 6  # 1.0 of a step that the host forms, 0.0 of a look-ahead step
-_FEATURES: Final = 7
+ADAPTED: Final = 7  # tokens that an adapter computes
+_FEATURES: Final = 8
 _FIRST: Final = 1 + len(_SEGMENTS)  # coefficients: a step's, each segment's, then the features'
-_SIZE: Final = _FIRST + 7
+_SIZE: Final = _FIRST + 8
 
 
 Float64 = npt.NDArray[np.float64]
@@ -78,8 +79,11 @@ class StepLoad:
         else:
             features[PRODUCTS] += 0.001 * count * (length + 0.5 * (count + 1))
         options = request.options
-        if options is not DEFAULT and start + count == request.count:
-            _add_places(features, options, request.count)
+        if options is not DEFAULT:
+            if options.adapter:
+                features[ADAPTED] += count
+            if start + count == request.count:
+                _add_places(features, options, request.count)
         if request.matcher is not None:
             self.seconds += request.matcher.seconds
 
@@ -171,8 +175,11 @@ class StepCost:
             found = 0.001 * count * (length + 0.5 * (count + 1)) * values[_FIRST + PRODUCTS]
         if request.matcher is not None:
             found += request.matcher.seconds
-        if request.options is not DEFAULT and start + count == request.count:
-            found += self._places_seconds(request)
+        if request.options is not DEFAULT:
+            if request.options.adapter:
+                found += count * values[_FIRST + ADAPTED]
+            if start + count == request.count:
+                found += self._places_seconds(request)
         return found
 
     def _places_seconds(self, request: Request) -> float:
@@ -223,8 +230,11 @@ class StepCost:
             found = self._decode + self._entry * (before + 1)
         else:
             found = tokens * (1.0 + self._entry * (before + 0.5 * (tokens + 1)))
-        if request.options is not DEFAULT and request.placed + tokens >= request.count:
-            found += self._places_seconds(request) / self._token
+        if request.options is not DEFAULT:
+            if request.options.adapter:
+                found += tokens * self._values[_FIRST + ADAPTED] / self._token
+            if request.placed + tokens >= request.count:
+                found += self._places_seconds(request) / self._token
         return found
 
     # -- Learning --------------------------------------------------------------------------------

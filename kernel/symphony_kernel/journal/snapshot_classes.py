@@ -26,6 +26,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.generate_options import GENERATE_DEFAULT, GenerateOptions
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
 from symphony_kernel.request import Request
+from symphony_kernel.syscalls.adapters import AdapterLoad, Adapters, LoadedAdapter
 from symphony_kernel.syscalls.dispatch import CallQueue
 from symphony_kernel.syscalls.file_requests import FileRequests
 from symphony_kernel.syscalls.grammar import ConstraintCalls, WaitingCall
@@ -95,6 +96,7 @@ SINGLE: Final = (
     SnapshotClass(CallQueue, _as(None, *CallQueue.OWN)),
     SnapshotClass(DurableNames, _as(None, *DurableNames.OWN)),
     SnapshotClass(FileRequests, _as(None, *FileRequests.OWN)),
+    SnapshotClass(Adapters, _as(None, *Adapters.OWN)),
 )  # fmt: skip
 
 # Classes of objects that are written with all their fields.
@@ -102,7 +104,7 @@ _WHOLE: Final = (
     tenants.Tenant, tenants.TenantLimits, NameTree, Name, ExpiryQueue, pool.NumberStack,
     advice.Advice, book.Lineage, book.KeptTrail, origins.Origins, spans.Trail, HandleTable, Handle,
     Grant, Run, Instance, Usage, Call, FileCall, Pred, WaitingCall, Change, Load, RunAhead, Ranges,
-    PredOptions, GenerateOptions, Sampling, Get, Errno,
+    PredOptions, GenerateOptions, Sampling, Get, Errno, LoadedAdapter, AdapterLoad,
 )  # fmt: skip
 MANY: Final = (
     *map(SnapshotClass, _WHOLE),

@@ -47,10 +47,10 @@ class KVFile:
     """A KV file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "advice", "cached",
-        "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
-        "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
-        "tenant", "texts", "unrecomputable",
+        "_absent", "_count", "_frame_version", "_frames", "_storage", "_table", "adapter",
+        "advice", "cached", "computed_at", "counted", "era", "error", "expires_ms", "generating",
+        "length", "name", "number", "origins", "owner", "path", "plain", "queue", "ranked",
+        "references", "root", "tenant", "texts", "unrecomputable",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: TenantUsage) -> None:
@@ -68,8 +68,11 @@ class KVFile:
         self.length = 0
         self.cached = 0  # entries that came from the prefix cache
         # So many entries, from the first, stand at positions 0, 1, .. and were each computed from
-        # all before it: their K and V depend on their tokens alone.
+        # all before it with `adapter`: their K and V depend on their tokens and on it alone.
         self.plain = 0
+        # The identity of the adapter that computed the entries behind those of the lineage, and
+        # computes the next ones; "": none.
+        self.adapter = ""
         self.origins: Origins | None = None  # of entries computed otherwise; None: not needed yet
         self.references = 1
         self.counted = True  # in its tenant's quota of files
@@ -297,11 +300,16 @@ class KVFile:
         """Take over the lineage that was stored with these entries (`lineage.unpack`)."""
         assert trail is None or trail.length <= self.length
         if trail is not None or self.origins is not None:
-            self._known().set_trail(trail)
+            self._known().set_trail(trail, self.adapter)
+
+    @property
+    def stored_lineage(self) -> Trail | None:
+        """The trail to store with the entries: that of all, if an adapter has computed some."""
+        return self.history() if self.adapter else self.lineage
 
     def history(self) -> Trail | None:
         """Return the trail of all its entries; None of an empty file."""
-        return self._known().history(self.length, self._read)
+        return self._known().history(self.length, self._read, self.adapter)
 
     def plan(self, absent: Int64) -> list[Step]:
         """Return steps that recompute absent entries ([c] indices); see `lineage.planning`.
@@ -310,12 +318,30 @@ class KVFile:
         """
         return plan(self.history(), absent)
 
+    def use_adapter(self, adapter: str) -> None:
+        """Compute the next entries with an adapter, "" with none; EDQUOT.
+
+        What another one has computed becomes lineage.
+        """
+        if self.length:
+            known, storage = self._known(), self._storage
+            history = self.history()
+            kept = known.assess(history, adapter)
+            becomes = not (self.unrecomputable or kept.fits(self._count, storage.usable))
+            allowed = partial(self._allow_unrecomputable, NO_PAGES, 0)
+            storage.decide(allowed if becomes else _allow_all)
+            if becomes:
+                self._make_unrecomputable()
+            known.set_trail(history, adapter, kept=kept)
+            self.plain = 0
+        self.adapter = adapter
+
     # -- Unrecomputable files -------------------------------------------------------------------
     def would_be_unrecomputable(self, trail: Trail | None, pages: int) -> bool:
         """Whether the file could not be recomputed with this trail and so many pages."""
         if trail is None:
             return False
-        return not self._known().assess(trail).fits(pages, self._storage.usable)
+        return not self._known().assess(trail, self.adapter).fits(pages, self._storage.usable)
 
     def prepare_tree(self, tokens: UInt32, parents: Sequence[int]) -> None:
         """Make the file unrecomputable if this tree ([n]) will make it so; EDQUOT."""
@@ -333,7 +359,9 @@ class KVFile:
         if is_branch(parents):
             return False
         above = np.array(parents, np.int32)
-        planted = planted_trail(self.history(), tokens, tokens.astype(np.int32), above)
+        planted = planted_trail(
+            self.history(), tokens, tokens.astype(np.int32), above, self.adapter
+        )
         return self.would_be_unrecomputable(planted, pages)
 
     def _make_unrecomputable(self) -> None:
@@ -382,18 +410,20 @@ class KVFile:
             return
         # `prepare_tree` has charged what may become lost. The tenant's other files may have used up
         # the bound since: operations under way may exceed it.
-        planted = planted_trail(self.history(), tokens.copy(), positions.copy(), parents)
-        self._known().set_trail(planted, keep=not self.unrecomputable)
+        planted = planted_trail(
+            self.history(), tokens.copy(), positions.copy(), parents, self.adapter
+        )
+        self._known().set_trail(planted, self.adapter, keep=not self.unrecomputable)
 
     def _inherit(
         self, source: "KVFile", n: int, begins: bool, trail: Trail | None, kept: KeptTrail | None
     ) -> None:
         """Take over the lineage of n entries of `source`, its first ones if `begins`."""
         if not begins:
-            self._known().set_trail(trail, kept=kept)
+            self._known().set_trail(trail, self.adapter, kept=kept)
         elif source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
-            self.origins.truncate(n)
+            self.origins.truncate(n, self.adapter)
 
     # -- Changes --------------------------------------------------------------------------------
     def share(self, source: "KVFile") -> None:
@@ -403,7 +433,7 @@ class KVFile:
         self._storage.pool.retain(pages)
         self._extend(pages)
         self.length = source.length
-        self.plain = source.plain
+        self.plain, self.adapter = source.plain, source.adapter
         if source.unrecomputable:
             self._make_unrecomputable()
         if source.origins is not None:
@@ -413,7 +443,10 @@ class KVFile:
         self.era, self.root = source.era, source.root
 
     def adopt(self, pages: Int32) -> None:
-        """Become a file of whole cached pages ([n]); must be empty; ENOMEM, EDQUOT."""
+        """Become a file of whole cached pages ([n]), which no adapter has computed.
+
+        It must be empty. ENOMEM, EDQUOT.
+        """
         assert self._count == 0
         entries = len(pages) * PAGE_TOKENS
         self._allow_entries(entries)
@@ -443,9 +476,11 @@ class KVFile:
         new = replaced + len(alike) - sharing
         keep, storage = (self, source), self._storage
         begins = self.length == 0 and (not len(entries) or (run and entries.item(0) == 0))
+        if begins:
+            self.adapter = source.adapter
         history = None if begins else source.history()
         trail = None if history is None else history.pick(entries, self.history(), run)
-        kept = None if trail is None else self._known().assess(trail)
+        kept = None if trail is None else self._known().assess(trail, self.adapter)
         unrecomputable = self.unrecomputable or (begins and source.unrecomputable)
         if kept is not None and not unrecomputable:
             unrecomputable = not kept.fits(self._count + len(alike), storage.usable)
@@ -488,7 +523,7 @@ class KVFile:
         if self.texts:
             self.texts = {text: base for text, base in self.texts.items() if base <= length}
         if self.origins is not None:
-            self.origins.truncate(length)
+            self.origins.truncate(length, self.adapter)
         if self.unrecomputable and self.lineage is None:
             self._make_recomputable()
         self._shrink(page_count(length))

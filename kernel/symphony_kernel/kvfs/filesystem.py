@@ -334,12 +334,15 @@ class KVFS:
             raise SyscallError(Errno.EINVAL, f"{file.plain} of {file.length} entries are plain")
         pages = file.length // PAGE_TOKENS
         offered = file.pages[:pages]
-        return PAGE_TOKENS * self.prefix_cache.offer(file.tenant, file.page_tokens(pages), offered)
+        return PAGE_TOKENS * self.prefix_cache.offer(
+            file.tenant, file.page_tokens(pages), offered, file.adapter
+        )
 
     def match(self, tenant: str, tokens: UInt32, owner: TenantUsage) -> KVFile:
         """Return a file with the longest prefix of `tokens` that the tenant has offered.
 
-        It has whole pages, and leaves at least one token. ENOENT, ENOMEM, EDQUOT.
+        It has whole pages, which no adapter has computed, and leaves at least one token.
+        ENOENT, ENOMEM, EDQUOT.
         """
         pages = self.prefix_cache.find(tenant, tokens.tobytes())
         if not len(pages):
@@ -359,7 +362,9 @@ class KVFS:
         assert file.length % PAGE_TOKENS == 0, "a partial page is copied when it is written"
         file.write_reserved(tokens)
         pages = (file.length + len(tokens)) // PAGE_TOKENS
-        self.prefix_cache.offer(file.tenant, file.page_tokens(pages), file.pages[:pages])
+        self.prefix_cache.offer(
+            file.tenant, file.page_tokens(pages), file.pages[:pages], file.adapter
+        )
         if self._storage.observer is not None:
             self._storage.observer.offered(request, len(tokens))
 
@@ -370,9 +375,17 @@ class KVFS:
 
         `tokens` (u32) are the file's and the pred's.
         """
-        file.exchange(first, self.prefix_cache.use(file.tenant, tokens, first, count))
+        pages = self.prefix_cache.use(file.tenant, tokens, first, count, file.adapter)
+        file.exchange(first, pages)
         if self._storage.observer is not None:
             self._storage.observer.shared(request, first, count)
+
+    # -- Adapters -------------------------------------------------------------------------------
+    def adapters_in_use(self) -> set[str]:
+        """Return the identities of adapters that files need to be recomputed."""
+        return self.lineages.adapters() | {
+            file.adapter for file in self._files if file.adapter and file.length
+        }
 
     # -- The executor's transfers ---------------------------------------------------------------
     @property

@@ -45,9 +45,9 @@ def view_prefixes(
     below = _follow(leaves)
     if not below:
         return {"pages": 0, "complete": True, "data": []}
-    root = next(node for node in below if node.parent is None)
-    hits = _sum_hits(root, below)
-    parts = _parts(root, below, hits, depth, limit)
+    roots = [node for node in below if node.parent is None]  # one for each adapter
+    hits = _sum_hits(roots, below)
+    parts = _parts(roots, below, hits, depth, limit)
     shown = Counter(part.parent for part in parts)
     flat = np.array([node.page for part in parts for node in part.nodes], np.int32)
     starts = np.cumsum([0, *(len(part.nodes) for part in parts[:-1])])
@@ -65,7 +65,7 @@ def view_prefixes(
         }
         for part, tier in zip(parts, slowest, strict=True)
     ]
-    return {"pages": pages, "complete": len(below) - 1 == pages, "data": data}
+    return {"pages": pages, "complete": len(below) - len(roots) == pages, "data": data}
 
 
 def _follow(leaves: list[Node]) -> dict[Node, list[Node]]:
@@ -84,9 +84,9 @@ def _follow(leaves: list[Node]) -> dict[Node, list[Node]]:
     return below
 
 
-def _sum_hits(root: Node, below: dict[Node, list[Node]]) -> dict[Node, int]:
+def _sum_hits(roots: list[Node], below: dict[Node, list[Node]]) -> dict[Node, int]:
     """Return for each page the matches that ended at it or below it."""
-    order = [root]
+    order = list(roots)
     for node in order:
         order.extend(below[node])
     hits: dict[Node, int] = {}
@@ -96,7 +96,7 @@ def _sum_hits(root: Node, below: dict[Node, list[Node]]) -> dict[Node, int]:
 
 
 def _parts(
-    root: Node, below: dict[Node, list[Node]], hits: dict[Node, int], depth: int, limit: int
+    roots: list[Node], below: dict[Node, list[Node]], hits: dict[Node, int], depth: int, limit: int
 ) -> list[_Part]:
     """Return parts, the upper ones and those with most hits first."""
 
@@ -104,7 +104,8 @@ def _parts(
         return sorted(nodes, key=lambda node: (-hits[node], node.number))
 
     parts: list[_Part] = []
-    waiting = deque((node, 0, 0, 1) for node in ranked(below[root]))
+    first_pages = [node for root in roots for node in below[root]]
+    waiting = deque((node, 0, 0, 1) for node in ranked(first_pages))
     while waiting and len(parts) < limit:
         node, parent, first, level = waiting.popleft()
         nodes = [node]

@@ -121,6 +121,16 @@ TENANT_KEPT_TEXT_TOKENS_MAX = 65_536  # of a tenant's texts whose matchers are c
 KEPT_TEXT_TOKENS_MAX = 262_144  # of all tenants' texts together
 FILE_TEXTS_MAX = 64  # constraints for which a KV file knows where their texts begin
 
+# --- Adapters (gateway and kernel) ---------------------------------------------------------------
+ADAPTER_CONFIG_BYTES_MAX = 64 << 10  # of an adapter's adapter_config.json
+ADAPTER_RANK_MAX = 256  # of each of its products
+ADAPTER_NAME_CHARACTERS_MAX = 64  # of a name
+TENANT_ADAPTERS_MAX = 64  # kept: past it 429
+TENANT_ADAPTERS_CEILING = 1_024  # that an operator may allow
+# Of packed adapters in the kernel's memory. Deleted ones that KV files need count.
+TENANT_ADAPTERS_LOADED_BYTES_MAX = 1 << 30
+ADAPTERS_LOADED_BYTES_MAX = 4 << 30  # of all tenants together
+
 # --- Batches (kernel) ----------------------------------------------------------------------------
 STEP_TOKENS_MAX = 512  # new tokens of one step
 STEP_ROWS_MAX = 256  # sequences of one step

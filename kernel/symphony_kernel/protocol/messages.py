@@ -141,6 +141,7 @@ class Ask(Message):
     "kv_list" {tenant, prefix}, "kv_stat" {tenant, path}, "kv_pages" and "kv_prefixes" (see
     `syscalls.views`), "kv_tokens" (see `file_requests`),
     "kv_remove" {tenant, path}, "kv_changes" {tenant} -> changes of names that are not on disk yet,
+    "adapter_load", "adapter_names" and "adapters" (see `syscalls.adapters`),
     "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
     "waiting" {}, "forget_prefixes" {tenant} -> pages, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->

@@ -6,6 +6,7 @@ cached by their bytes.
 """
 
 import math
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
+    ADAPTER_NAME_CHARACTERS_MAX,
     PRED_BIAS_MAX,
     PRED_LOGPROBS_MAX,
     PRED_OPTIONS_BYTES_MAX,
@@ -28,6 +30,7 @@ from symphony_kernel.protocol.untrusted import unpack_untrusted
 # What a mask forbade: how many tokens it allowed (u32), the probability of all others (f32), and
 # the best token without it (u32) with its log-probability (f32).
 FORBIDDEN_BYTES: Final = 16
+_ADAPTER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{ADAPTER_NAME_CHARACTERS_MAX - 1}}}")
 CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
 
 
@@ -75,6 +78,8 @@ class PredOptions:
     since: int | None = None  # the file's entry with which the text begins; None: as before
     # Set for traced runs, by no program: the record of a token ends with what a mask forbade.
     forbidden: bool = False
+    # As a program gives it: an adapter's name. The kernel sets its identity instead.
+    adapter: str = ""
 
     @property
     def shapes_logits(self) -> bool:
@@ -110,8 +115,8 @@ DEFAULT: Final = PredOptions()
 def parse_pred_options(data: bytes) -> PredOptions:
     """Return the options in msgpack `data` (empty: the defaults).
 
-    Raises SyscallError: EINVAL for options that docs/reference/abi.md does not allow, ENOSYS for
-    ones that are not implemented yet (`adapter`), EFBIG above the size limit.
+    Raises SyscallError: EINVAL for options that docs/reference/abi.md does not allow, EFBIG above
+    the size limit.
     """
     if not data:
         return DEFAULT
@@ -143,15 +148,13 @@ def unpack_options(data: bytes) -> dict[Any, Any]:
 
 
 def options_of(options: dict[Any, Any]) -> PredOptions:
-    """Return the options in an unpacked map; EINVAL, ENOSYS."""
+    """Return the options in an unpacked map; EINVAL."""
     parsed: dict[str, Any] = {}
     for key, value in options.items():
         if key == "get":
             parsed |= _read_get(value)
         elif (reader := _READERS.get(key)) is not None:
             parsed[key] = reader(value)
-        elif key == "adapter":
-            raise SyscallError(Errno.ENOSYS, f"{key} is not implemented yet")
         else:
             raise invalid(f"unknown option {key!r}")
     found = PredOptions(**parsed)
@@ -279,6 +282,16 @@ def _read_parents(value: Any) -> tuple[int, ...]:
     return tuple(check_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))
 
 
+def is_adapter_name(text: str) -> bool:
+    return _ADAPTER_NAME.fullmatch(text) is not None
+
+
+def _read_adapter(value: Any) -> str:
+    if not isinstance(value, str) or not is_adapter_name(value):
+        raise invalid(f"adapter must be a name of 1 to {ADAPTER_NAME_CHARACTERS_MAX} characters")
+    return value
+
+
 def check_flag(value: Any, what: str) -> bool:
     """Return an option's value; EINVAL."""
     if not isinstance(value, bool):
@@ -288,6 +301,7 @@ def check_flag(value: Any, what: str) -> bool:
 
 # What checks the value of each option but `get`.
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "adapter": _read_adapter,
     "at": _read_at,
     "logprobs": partial(check_integer, low=0, high=PRED_LOGPROBS_MAX, what="logprobs"),
     "bias": _read_bias,

@@ -98,8 +98,9 @@ class PrefixSharing:
             pages.node, pages.known = None, 0
         pages.added, pages.removed = cache.added, cache.removed
         pages.node, found = cache.peek(
-            request.tenant, pages.tokens, pages.pages_max, pages.node, pages.known
-        )
+            request.tenant, pages.tokens, pages.pages_max, pages.node, pages.known,
+            request.options.adapter,
+        )  # fmt: skip
         absent = self._kvfs.pool.is_absent(found)
         if absent.any():
             found, pages.node = found[: absent.argmax()], None
@@ -115,7 +116,9 @@ def prompt_tokens(request: Request) -> bytes:
 def _pages_of(request: Request) -> PromptPages:
     pages = request.prompt
     if pages is None:
-        pages = request.prompt = PromptPages(request.tenant, prompt_tokens(request))
+        pages = request.prompt = PromptPages(
+            (request.tenant, request.options.adapter), prompt_tokens(request)
+        )
     return pages
 
 

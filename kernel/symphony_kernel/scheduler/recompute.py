@@ -90,6 +90,9 @@ class Recompute:
         self._table = self._file.unfilled_table if scratch is None else scratch.table
         self._abandoned, self.length = abandoned, step.start
         parents = None if step.parents is None else tuple(step.parents.tolist())
+        options = _NOTHING
+        if parents is not None or step.adapter:
+            options = PredOptions(get=Get.NONE, parents=parents, adapter=step.adapter)
         request = Request(
             instance=target.instance,
             root=target.root,
@@ -98,7 +101,7 @@ class Recompute:
             file=self,
             tokens=step.tokens,
             positions=step.positions,
-            options=_NOTHING if parents is None else PredOptions(get=Get.NONE, parents=parents),
+            options=options,
             done=done,
             weight=target.weight,
         )
@@ -193,7 +196,8 @@ def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
         count = min(end * PAGE_TOKENS, file.length) - start
         tokens, positions = file.read_tokens(start, count), file.read_positions(start, count)
         before = (Part(FILE, 0, start),) if start else ()
-        steps.append(Step(before, tokens, positions, None, (Copy(0, count, start),)))
+        copies = (Copy(0, count, start),)
+        steps.append(Step(before, tokens, positions, None, copies, file.adapter))
     return steps
 
 

@@ -302,6 +302,8 @@ class Pred(_QueuedCall):
             raise SyscallError(file.error)
         if length + n > context.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {n} more")
+        if options.adapter != file.adapter and options.keep:
+            file.use_adapter(options.adapter)
         if options.parents is not None and options.keep:
             assert tokens is not None
             file.prepare_tree(tokens, options.parents)

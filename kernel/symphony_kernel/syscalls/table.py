@@ -13,6 +13,7 @@ A waiting call is data: a method of `Syscalls` and its arguments, so that a snap
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -48,6 +49,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.pred_options import DEFAULT
 from symphony_kernel.syscalls import validation as arguments
+from symphony_kernel.syscalls.adapters import Adapters
 from symphony_kernel.syscalls.dispatch import CallQueue, SyscallObserver
 from symphony_kernel.syscalls.grammar import ConstraintCalls
 from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls, pack
@@ -85,9 +87,11 @@ class Syscalls:
         happen: Callable[[str, list[Any]], None],
         accounts: CpuAccounts,
         clock: Clock,
+        adapters: Adapters,
     ) -> None:
         """`accounts` are charged for the time of calls, in `clock`'s seconds."""
         self._kvfs = kvfs
+        self._adapters = adapters
         self._processes = processes
         self._model = model
         self._vocab_size = model.vocab_size
@@ -337,6 +341,8 @@ class Syscalls:
             parsed = arguments.pred_options(options, count, model)
             if parsed.parents is not None:
                 ids = arguments.token_ids(tokens, model)
+            if parsed.adapter:
+                parsed = self._adapters.resolve(caller.tenant.name, parsed, options)
         if ids is not None:
             token = -1
         size = len(tokens) + len(options)
@@ -349,6 +355,10 @@ class Syscalls:
         file = call.caller.handles.get(number, APPEND).file
         ids = arguments.token_ids(tokens, self._model)
         parsed = arguments.generate_options(options, self._model)
+        if parsed.pred.adapter:
+            tenant = call.caller.tenant.name
+            pred = self._adapters.resolve(tenant, parsed.pred, b"generate" + options)
+            parsed = replace(parsed, pred=pred)
         if not call.seq:
             raise SyscallError(Errno.EINVAL, "a generation needs a call number (seq)")
         size = len(tokens) + len(options)

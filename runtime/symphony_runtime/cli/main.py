@@ -17,6 +17,7 @@ from typing import Any
 
 from symphony import AsyncClient, ClientError, Event, ServerError
 
+from symphony_runtime.cli.adapters import add_adapters
 from symphony_runtime.cli.admin import add_admin
 from symphony_runtime.cli.arguments import LIMITED, LISTING, SERVER, Parser, add_command
 from symphony_runtime.cli.development.commands import add_development
@@ -49,6 +50,7 @@ _REMEDIES = {
     "program": "`symphony programs` lists them; a file's name ends in .wasm or is a path",
     "run": "`symphony runs` lists them",
     "KV file": "`symphony kv list` lists them",
+    "adapter": "`symphony adapters list` lists them",
     "tenant": "`symphony admin tenants list` lists them",
     "key": "`symphony admin keys list` lists them",
     "gateway": "`symphony admin gateways list` lists them",
@@ -415,7 +417,7 @@ def _read_program(path: Path) -> tuple[bytes, str]:
 
 
 def _strip_types(path: Path) -> bytes:
-    from symphony_runtime.cli.typescript import TypeScriptError, strip_types
+    from symphony_runtime.cli.development.typescript import TypeScriptError, strip_types
 
     try:
         return strip_types(path)
@@ -514,6 +516,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     cancel = add("cancel", "end a run", _cancel, *usual)
     cancel.add_argument("run")
     add_kv(commands)
+    add_adapters(commands)
     add_admin(commands)
     build = add("build", "compile a program's project", _build)
     build.add_argument("directory", type=Path, nargs="?", default=Path())

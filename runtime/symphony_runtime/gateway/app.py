@@ -22,6 +22,8 @@ from symphony_kernel.protocol.role_processes import Processes
 
 from symphony_runtime.compiler.compiler import Compiler
 from symphony_runtime.config.limits import Bound, Limits
+from symphony_runtime.gateway.adapters.handlers import ADAPTERS
+from symphony_runtime.gateway.adapters.store import Adapters
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds, MemoryGuard
 from symphony_runtime.gateway.admission.load import ServerLoad
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
@@ -139,8 +141,7 @@ async def serve(
             _admission(config, load), administration.check, administration.ledger, limits, metrics,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
-        kernel.on_linked = administration.send_weights
-        administration.runs = runs
+        kernel.on_linked, administration.runs = administration.send_weights, runs
         requests = WorkerRequests(runs, programs, channels, egress)
         cpu = compiler.account = CpuReporter(runs, requests, kernel, store)
         progress = progress or StartupProgress()
@@ -148,13 +149,14 @@ async def serve(
         runs.attach(kernel, workers, await open_tracing(config, server_version(), stack))
         idempotency = Idempotency(store, now_ms, members.boot)
         files, batches = _open_batches(store, config, limits, metrics, members.boot)
+        adapters = runs.adapters = Adapters(store, files, limits, config.data_dir, kernel)
         deletion = TenantDeletion(
             store, members, administration, programs, channels, retention,
-            idempotency.forget_tenant, batches,
+            idempotency.forget_tenant, batches, adapters.forget_tenant,
         )  # fmt: skip
         await deletion.reload()
         if store.shared:
-            reloads = deletion.reload, administration.reload, programs.reload
+            reloads = deletion.reload, administration.reload, programs.reload, adapters.reload
             _start_tasks(stack, ChangeFeed(store, members.record_alive, *reloads).run())
         _start_tasks(stack, runs.worker_assignment.run(), RateStalls(runs).run(), idempotency.run())
         await workers.open()
@@ -170,7 +172,7 @@ async def serve(
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
         app = build_app(services, config.tool_format, config.cors_origins)
-        app[FILES], app[BATCHES] = files, batches
+        app[FILES], app[BATCHES], app[ADAPTERS] = files, batches, adapters
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         _start_tasks(stack, files.run(), batches.run(app))

@@ -38,7 +38,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "getRunInput", "listChildren", "getEvents", "getTrace", "listKv", "getKv", "listModels",
         "getModel", "getResponse",
         "listInputItems", "listFiles", "getFile", "getFileContent", "listBatches", "getBatch",
-        "getKvPages", "getKvTokens", "listPrefixes",
+        "listAdapters", "getAdapter", "getKvPages", "getKvTokens", "listPrefixes",
         "listVersions",
         "mcp",
     ),
@@ -48,7 +48,7 @@ ROUTES_OF: dict[frozenset[str], tuple[str, ...]] = {
         "createChatCompletion", "createResponse", "createEmbedding", "createScore", "createRerank",
         "tokenize", "detokenize", "createMessage", "countMessageTokens", "deleteResponse",
         "cancelResponse", "createFile", "deleteFile", "createBatch", "cancelBatch",
-        "putAlias", "deleteName", "deleteVersion",
+        "putAdapter", "deleteAdapter", "putAlias", "deleteName", "deleteVersion",
     ),
     LOOK: (
         "statistics", "listTenants", "getTenant", "listTenantKeys", "listAdminKeys", "listGateways",
@@ -184,12 +184,18 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
         batch = (await create(them.system, file)).json["id"]
         secret = b'{"value": "not for you", "hosts": ["example.org"]}'
         assert (await them.ask("PUT", "/v1/secrets/real", "tenant", secret)).status == 201
+        await owner.adapters.upload("tuned", "{}", b"weights")
         pairs = {
+            "adapter": [("tuned", "other")],
             "name": [("real", "none")],
             "run": [(live, "run_" + "0" * 24), (ended, "run_" + "1" * 24)],
             "program": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
             "version": [(program, "sha256:" + "0" * 64)],
-            "model": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+            "model": [
+                ("parrot", "nobody"),
+                ("simulated:tuned", "simulated:other"),
+                (program, "sha256:" + "0" * 64),
+            ],
             "response": [(response, "resp_" + "0" * 24)],
             "file": [(file, "file-" + "0" * 24)],
             "batch": [(batch, "batch_" + "0" * 24)],
@@ -208,8 +214,9 @@ async def test_route_answers_for_anothers_id_as_for_a_made_up_one(them: Callers)
                     one, other = [await them.ask(route.method, path, "stranger", b"{}")
                                   for path in paths]  # fmt: skip
                     assert about(one, real) == about(other, made_up), route.name
-                    # One's own secret or name may be called so: what is wrong is the body.
-                    wanted = (400,) if route.name in ("putSecret", "putAlias") else (403, 404)
+                    # One's own secret, name or adapter may be called so: what is wrong is the body.
+                    own = route.name in ("putSecret", "putAlias", "putAdapter")
+                    wanted = (400,) if own else (403, 404)
                     assert one.status in wanted, (route.name, one)
                     asked += 1
         assert parts == set(pairs), "a new kind of name is tried, too"

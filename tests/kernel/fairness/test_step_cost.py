@@ -5,7 +5,15 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.fairness.step_cost import DENSE, ENTRIES, FORMED, TRUNCATED, StepCost, StepLoad
+from symphony_kernel.fairness.step_cost import (
+    ADAPTED,
+    DENSE,
+    ENTRIES,
+    FORMED,
+    TRUNCATED,
+    StepCost,
+    StepLoad,
+)
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -155,3 +163,31 @@ def test_invalid_times_do_not_change_what_was_learned() -> None:
         costs.learn(load(1), strange)
         costs.learn(load(65), strange)
     assert (costs.base(1), costs.base(65)) == before
+
+
+def test_cost_of_adapters_is_charged_to_the_rows_that_use_them() -> None:
+    """Steps of rows with an adapter take twice as long: such rows cost twice as much."""
+    costs, pool = StepCost(), Pool()
+    dice = random.Random(3)
+    for _ in range(600):
+        plain, adapted = dice.randint(1, 64), dice.randint(0, 64)
+        one = load(plain + adapted)
+        one.features[ADAPTED] = float(adapted)
+        costs.learn(one, 0.001 + 0.0001 * (plain + 2 * adapted))
+    with_adapter = PredOptions(adapter="t/sha256:1")
+    rows = [
+        make_work(1, count, LengthFile(pool, 16), options=options)
+        for count in (1, 40)
+        for options in (PredOptions(), with_adapter)
+    ]
+    seconds = [costs.row_seconds(row, 0, row.count) for row in rows]
+    assert seconds[0] == pytest.approx(0, abs=2e-5)
+    assert seconds[1] - seconds[0] == pytest.approx(0.0001, rel=0.1)
+    assert seconds[3] - seconds[2] == pytest.approx(0.004, rel=0.1)
+    charged = [costs.cost(row, row.count) for row in rows]
+    assert charged[1] / charged[0] == pytest.approx(2, rel=0.2)
+    assert charged[3] / charged[2] == pytest.approx(2, rel=0.2)
+    loads = [StepLoad() for _ in rows]
+    for found, row in zip(loads, rows, strict=True):
+        found.add(row, 0, row.count)
+    assert [found.features[ADAPTED] for found in loads] == [0, 1, 0, 40]

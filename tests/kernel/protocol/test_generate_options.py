@@ -78,7 +78,8 @@ def test_option_with_a_wrong_value_is_einval_and_named(given: dict[str, Any]) ->
     ("data", "errno"),
     [
         *((data, Errno.EINVAL) for data in NO_MAPS),
-        (msgpack.packb({"adapter": 1}), Errno.ENOSYS),
+        (msgpack.packb({"adapter": 1}), Errno.EINVAL),
+        (msgpack.packb({"adapter": "other/sha256:0"}), Errno.EINVAL),
         (bytes(PRED_OPTIONS_BYTES_MAX + 1), Errno.EFBIG),
     ],
     ids=lambda each: str(each)[:40],

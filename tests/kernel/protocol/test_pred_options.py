@@ -155,7 +155,8 @@ def test_options_that_claim_to_be_huge_are_refused_cheaply() -> None:
     ("data", "errno"),
     [
         *((data, Errno.EINVAL) for data in NO_MAPS),
-        (msgpack.packb({"adapter": 1}), Errno.ENOSYS),
+        (msgpack.packb({"adapter": 1}), Errno.EINVAL),
+        (msgpack.packb({"adapter": "other/sha256:0"}), Errno.EINVAL),
         (b"\xc1" * (PRED_OPTIONS_BYTES_MAX + 1), Errno.EFBIG),
     ],
     ids=lambda each: str(each)[:40],

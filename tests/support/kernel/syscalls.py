@@ -6,6 +6,7 @@ from typing import Any
 import msgpack
 import numpy as np
 from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts, CpuOptions
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.grammar.compiler import GrammarCompiler
@@ -18,6 +19,7 @@ from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.request import Request
+from symphony_kernel.syscalls.adapters import Adapters
 from symphony_kernel.syscalls.table import Syscalls
 
 from tests.support.kernel.page_device import ManualTime
@@ -120,6 +122,15 @@ class SyscallRig:
             lambda _what, arguments: self.syscalls.constraints.compiled(*arguments),
             CpuAccounts(FairQueue(), lambda _now: (), CpuOptions()),
             VirtualClock(),
+            Adapters(
+                SimulatedExecutor(VirtualClock(), pages),
+                self.kvfs,
+                list,
+                lambda _answer: None,
+                lambda _what, _arguments: None,
+                lambda _tenant, _seconds: None,
+                threads=False,
+            ),
         )
         self._seq = 0
         self.register(1)

@@ -148,7 +148,7 @@ class KvFile:
         """Begin a forward pass over tokens that come after the entries so far.
 
         The options are `logit_bias`, `bias_mask`, `repetition_penalty`, `allowed_tokens`,
-        `constraint`, `constraint_since`, `parents`, `keep` and `share`.
+        `constraint`, `constraint_since`, `parents`, `keep`, `share` and `adapter`.
         """
         return Pred(self, list(tokens), positions, pass_options(given) if given else {})
 

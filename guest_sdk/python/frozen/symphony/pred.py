@@ -136,6 +136,9 @@ def pass_options(given):
         found["keep"] = False
     if given.pop("share", False):
         found["share"] = True
+    adapter = given.pop("adapter", None)
+    if adapter:
+        found["adapter"] = adapter
     for name in given:
         raise TypeError("pred has no parameter '%s'" % name)
     return found

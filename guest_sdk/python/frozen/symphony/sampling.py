@@ -20,6 +20,7 @@ _DEFAULTS = {
     "constraint": None,
     "constraint_since": None,
     "share": False,
+    "adapter": None,
     "lookahead": None,
     "chunk": None,
 }
@@ -101,6 +102,8 @@ class Sampling:
             given["logprobs"] = self.logprobs
         if self.share:
             given["share"] = True
+        if self.adapter:
+            given["adapter"] = self.adapter
         return given
 
 

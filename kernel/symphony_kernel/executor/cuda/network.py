@@ -34,6 +34,7 @@ from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.cuda.sampler import choices_of, choose
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
+from symphony_kernel.executor.network import AdapterlessNetwork
 from symphony_kernel.executor.sampling import SamplingRequest, answer, host_floats
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_ROWS_MAX
@@ -46,7 +47,7 @@ _TOKENS_AT_FIRST = 8_192  # FlashInfer's operators have indices for so many toke
 _LOOK_SECONDS = 20e-6
 
 
-class CudaNetwork:
+class CudaNetwork(AdapterlessNetwork):
     """A decoder and its page pool on one device (see `network.Network`).
 
     The pool is [layers, pages + 1, 2, PAGE_TOKENS, kv_heads, head_dim] in the model's dtype; the

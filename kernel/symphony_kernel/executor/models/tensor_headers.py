@@ -8,7 +8,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import (
@@ -33,6 +33,15 @@ _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 _LENGTH_BYTES = 8
 
 TensorHeader: TypeAlias = Stored | PackedTensor | GgufTensor
+
+
+class Place(NamedTuple):
+    """One tensor's dtype and shape, and its first and last byte (exclusive) in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 def check_tensors(path: Path, config: ModelConfig) -> dict[str, TensorHeader]:
@@ -128,6 +137,14 @@ def _index(directory: Path) -> dict[str, str] | None:
 
 
 def _read_header(path: Path) -> dict[str, Stored]:
+    return {
+        name: Stored(name, path, place.dtype, place.shape)
+        for name, place in read_places(path).items()
+    }
+
+
+def read_places(path: Path) -> dict[str, Place]:
+    """Return the tensors of one safetensors file by name; CheckpointError."""
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:
@@ -143,18 +160,15 @@ def _read_header(path: Path) -> dict[str, Stored]:
             )
         entries = parse_json(path, file.read(length))
     entries.pop("__metadata__", None)
-    ends: list[tuple[int, int, str]] = []
-    found = {}
-    for name, entry in entries.items():
-        header, begin, end = _entry(path, name, entry)
-        found[name] = header
-        ends.append((begin, end, name))
-    _check_places(path, sorted(ends), size - _LENGTH_BYTES - length)
+    first = _LENGTH_BYTES + length
+    found = {name: _entry(path, name, entry, first) for name, entry in entries.items()}
+    ends = sorted((place.begin, place.end, name) for name, place in found.items())
+    _check_places(path, ends, first, size)
     return found
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[Stored, int, int]:
-    """Return a header's tensor and where it lies; CheckpointError."""
+def _entry(path: Path, name: str, entry: Any, first: int) -> Place:
+    """Return a header's tensor; the file's tensors begin at byte `first`; CheckpointError."""
     where = shown(name)
     if not isinstance(entry, dict):
         raise _broken(path, f"{where} is {shown(entry)}")
@@ -172,7 +186,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[Stored, int, int]:
         size = shown(place[1] - place[0])
         words = f"{where} has {size} bytes, its dtype and shape take {shown(wanted)}"
         raise _broken(path, words)
-    return Stored(name, path, dtype, tuple(shape)), place[0], place[1]
+    return Place(dtype, tuple(shape), first + place[0], first + place[1])
 
 
 def _are_sizes(value: Any) -> bool:
@@ -184,16 +198,21 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> None:
+def _check_places(path: Path, places: list[tuple[int, int, str]], first: int, size: int) -> None:
     """Check that the tensors follow each other without gaps and fill the file."""
-    at = 0
+    at = first
     for begin, end, name in places:
         if begin != at:
-            words = f"{shown(name)} begins at {begin}, and what lies before it ends at {at}"
+            words = (
+                f"{shown(name)} begins at {begin - first}, "
+                f"and what lies before it ends at {at - first}"
+            )
             raise _broken(path, words)
         at = end
     if at != size:
-        raise _broken(path, f"its tensors have {size} bytes, and its header claims {at}")
+        raise _broken(
+            path, f"its tensors have {size - first} bytes, and its header claims {at - first}"
+        )
 
 
 def _broken(path: Path, words: str) -> CheckpointError:

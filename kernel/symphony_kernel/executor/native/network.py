@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symphony_kernel.executor.adapters.files import AdapterFile
+from symphony_kernel.executor.adapters.packing import PackedAdapter
 from symphony_kernel.executor.base import Float32, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
@@ -167,9 +169,14 @@ class NativeNetwork:
         self._logits = torch.empty(0, config.vocab_size)
         self._logits_at = 0  # their address
         self._prepared: list[PreparedStep] = []  # the free ones
-        self._portions = PreparedStep(self._sampler)  # of `forward`
+        self.adapters: dict[str, PackedAdapter] = {}
+        self._factors = torch.float32 if wide else dtype
+        self._portions = PreparedStep(self._sampler, self.adapters)  # of `forward`
         self._computed = 0
         self._profile = np.zeros(len(PHASES))
+
+    def pack_adapter(self, adapter: AdapterFile) -> PackedAdapter:
+        return PackedAdapter(adapter.products(), self.config, self._factors)
 
     def ring(self, bell: int) -> None:
         """Make the next step write to an eventfd, as soon as it computes (see team.h)."""
@@ -179,7 +186,9 @@ class NativeNetwork:
         """Return the step in C's arrays; None: it has too many places, or wants hidden states."""
         if sum(len(row.places) for row in rows) > self._logits_places:
             return None
-        step = self._prepared.pop() if self._prepared else PreparedStep(self._sampler)
+        step = (
+            self._prepared.pop() if self._prepared else PreparedStep(self._sampler, self.adapters)
+        )
         step.fill(rows)
         if step.places.wants_hidden:
             self._prepared.append(step)

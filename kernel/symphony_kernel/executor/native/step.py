@@ -4,19 +4,21 @@ Most steps decode: each row has one new token and wants a result at it. Such a s
 and writes its requests only where they change. Other steps make new arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import Structure, addressof, c_int32, c_void_p, pointer
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from symphony_kernel.executor.adapters.packing import PackedAdapter
 from symphony_kernel.executor.base import Int32, Row, UInt32
 from symphony_kernel.executor.bitmask import BitmaskBuffers
 from symphony_kernel.executor.native.sampling import NativeSampler, ResultPlaces
 from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import SyscallError
 
+UInt64 = npt.NDArray[np.uint64]
 _ROWS_MIN, _TABLES_MIN = 16, 256
 
 
@@ -39,7 +41,12 @@ class StepRows(Structure):
 class StepTokens(Structure):
     """`StepTokens` of decoder.h."""
 
-    _fields_ = (("tokens", c_void_p), ("wanted", c_void_p), ("wanted_count", c_int32))
+    _fields_ = (
+        ("tokens", c_void_p),
+        ("wanted", c_void_p),
+        ("wanted_count", c_int32),
+        ("adapters", c_void_p),
+    )
 
 
 @dataclass(slots=True)
@@ -103,7 +110,10 @@ class PreparedStep:
     `rows` and `tokens` are the addresses of its `StepRows` and `StepTokens`.
     """
 
-    def __init__(self, sampler: NativeSampler) -> None:
+    def __init__(self, sampler: NativeSampler, adapters: Mapping[str, PackedAdapter]) -> None:
+        """`adapters` are the loaded ones, also later ones."""
+        self._loaded = adapters
+        self._adapters: UInt64 | None = None  # of the rows: addresses, 0: none
         self.places = ResultPlaces(sampler)
         self.mask_buffers = BitmaskBuffers(sampler.vocab_size)  # of its constrained rows
         self.count = 0  # number of rows
@@ -121,6 +131,7 @@ class PreparedStep:
         masks = self._mask_addresses(
             [index for index, row in enumerate(rows) if row.matcher is not None]
         )
+        self._fill_adapters(rows)
         for row in rows:
             if len(row.tokens) != 1 or len(row.places) != 1 or row.parents is not None:
                 self._fill(rows, masks)
@@ -148,6 +159,16 @@ class PreparedStep:
         for index, answer in zip(self._wanting, answers, strict=True):
             results[index] = answer
         return results
+
+    def _fill_adapters(self, rows: Sequence[Row]) -> None:
+        loaded, tokens = self._loaded, self._tokens
+        if not loaded or not any(row.options.adapter for row in rows):
+            tokens.adapters = None
+            return
+        found = [loaded.get(row.options.adapter) for row in rows]
+        addresses = [0 if each is None else each.address for each in found]
+        self._adapters = np.array(addresses, np.uint64)
+        tokens.adapters = self._adapters.ctypes.data
 
     # -- Steps that decode -----------------------------------------------------------------------
     def _mask_addresses(self, constrained: list[int]) -> list[int] | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Float32, Int32, Int64, KVArray, KVLayout, Pages, Row
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.network import ForwardOnlyNetwork, Network
+from symphony_kernel.executor.network import AdapterlessNetwork, ForwardOnlyNetwork, Network
 from symphony_kernel.executor.parallel.calls import pack, pack_rows, unpack_rows
 from symphony_kernel.executor.parallel.ranks import Ranks
 from symphony_kernel.executor.parallel.sharding import Shard, whole_pages
@@ -26,7 +26,7 @@ _REPLYING = {"open_host", "read_frames", "read_host", "settle"}
 _SILENT = {"copy", "load", "poison", "save", "write_frames", "write_host"}
 
 
-class ParallelNetwork(ForwardOnlyNetwork):
+class ParallelNetwork(ForwardOnlyNetwork, AdapterlessNetwork):
     """Rank 0's share of a model and its pages, and the other ranks.
 
     The local network must compute the logits of all places that it is to `answer`, for any

@@ -7,12 +7,13 @@ multiplication, which costs less than reading them again.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import embedding, rms_norm, silu
 
+from symphony_kernel.executor.adapters.reference import AdaptedTokens
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Tensors
 from symphony_kernel.executor.models.quantization import Quantization
@@ -27,6 +28,8 @@ from symphony_kernel.executor.models.weights import (
 from symphony_kernel.executor.reference.attention import Group, attend
 from symphony_kernel.executor.reference.linear import Linear, doubled, packs
 
+_QKV = (Product.QUERY, Product.KEY, Product.VALUE)
+
 
 @dataclass(slots=True)
 class Inputs:
@@ -38,6 +41,7 @@ class Inputs:
     groups: dict[int | None, list[Group]]  # by window
     wanted: Tensor  # [w] int64: tokens with results
     indices: list[int]  # of the rows with places in the batch, in the order of `wanted`
+    adapted: list[AdaptedTokens] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -108,15 +112,32 @@ class Decoder:
         tables = self._rotary.tables(inputs.positions)
         for index, layer in enumerate(self._layers):
             normed = self._rms_norm(x, layer.norms.input)
-            x = self._attention(layer, normed, x, tables, inputs, pool[index])
+            x = self._attention(index, normed, x, tables, inputs, pool[index])
             normed = self._rms_norm(x, layer.norms.middle)
-            x = self._plus(layer.down, layer.up.times(normed, layer.gate.silu(normed)), x)
+            middle = self._middle(index, normed, inputs.adapted)
+            x = self._plus(layer.down, middle, x)
+            for adapted in inputs.adapted:
+                adapted.add(x, middle, index, Product.DOWN)
         return self._rms_norm(x.index_select(0, inputs.wanted), self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [w, vocab_size] float32 logits of [w, hidden] outputs of `forward`."""
         logits = self._head(self._doubled(hidden))[: len(hidden)]
         return (logits if self._gather is None else self._gather(logits)).float()
+
+    def _middle(self, index: int, normed: Tensor, adapted: list[AdaptedTokens]) -> Tensor:
+        """Return the input of a layer's down projection."""
+        layer = self._layers[index]
+        middle = layer.up.times(normed, layer.gate.silu(normed))
+        if adapted:  # the other rows keep the bits that they have in a step without adapters
+            gate, up = layer.gate(normed), layer.up(normed)
+            for each in adapted:
+                each.add(gate, normed, index, Product.GATE)
+                each.add(up, normed, index, Product.UP)
+                # Not silu of the type itself: its bits depend on how many rows there are.
+                wide = silu(gate[each.tokens].double()).mul_(up[each.tokens])
+                middle[each.tokens] = wide.to(middle.dtype)
+        return middle
 
     def _plus(self, product: Linear, x: Tensor, residual: Tensor) -> Tensor:
         if self._reduce is None:
@@ -133,16 +154,23 @@ class Decoder:
 
     def _attention(
         self,
-        layer: _Layer,
+        index: int,
         normed: Tensor,
         residual: Tensor,
         tables: tuple[Tensor, Tensor],
         inputs: Inputs,
         pool: Tensor,
     ) -> Tensor:
-        config = self.config
+        config, layer = self.config, self._layers[index]
         heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(normed).view(-1, heads + 2 * kv_heads, config.head_dim)
+        flat = layer.qkv(normed)
+        for adapted in inputs.adapted:
+            parts = flat.tensor_split(
+                (heads * config.head_dim, (heads + kv_heads) * config.head_dim), 1
+            )
+            for part, product in zip(parts, _QKV, strict=True):
+                adapted.add(part, normed, index, product)
+        qkv = flat.view(-1, heads + 2 * kv_heads, config.head_dim)
         qkv = qkv[: len(inputs.slots)]  # without a doubled row
         norms = layer.norms
         if norms.query is not None and norms.key is not None:
@@ -160,4 +188,8 @@ class Decoder:
         both = qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
         pool.index_copy_(0, inputs.slots, both)
         out = attend(qkv[:, :heads], pool, inputs.groups[layer.window], self._exact)
-        return self._plus(layer.output, self._doubled(out), residual)
+        out = self._doubled(out)
+        added = self._plus(layer.output, out, residual)
+        for adapted in inputs.adapted:
+            adapted.add(added, out, index, Product.OUTPUT)
+        return added

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from symphony_kernel.executor.adapters.files import AdapterFile
+from symphony_kernel.executor.adapters.reference import ReferenceAdapter
 from symphony_kernel.executor.base import Float32, Row
 from symphony_kernel.executor.network import ForwardOnlyNetwork
 from symphony_kernel.executor.reference.decoder import Decoder
@@ -36,9 +38,13 @@ class TorchNetwork(ForwardOnlyNetwork):
         windows = tuple(dict.fromkeys(config.windows))
         self._geometry = Geometry(windows, pages * PAGE_TOKENS, decoder.dtype, decoder.device)
         self._hidden = self._pool.new_empty(0)
+        self.adapters: dict[str, ReferenceAdapter] = {}
+
+    def pack_adapter(self, adapter: AdapterFile) -> ReferenceAdapter:
+        return ReferenceAdapter(adapter.products())
 
     def forward(self, rows: Sequence[Row]) -> list[int]:
-        inputs = plan_step(rows, self._geometry)
+        inputs = plan_step(rows, self._geometry, self.adapters)
         self._hidden = self._decoder.forward(inputs, self._pool)
         return inputs.indices
 

@@ -8,7 +8,7 @@ is the same in every batch.
    [decode 40][prefill 9][decode 45][decode 300]   ->   [decode 40, decode 45][decode 300][prefill]
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from symphony_kernel.executor.adapters.reference import ReferenceAdapter, adapted_tokens
 from symphony_kernel.executor.base import Int32, Int64, Row
 from symphony_kernel.executor.reference.attention import Group
 from symphony_kernel.executor.reference.decoder import Inputs
@@ -62,8 +63,10 @@ def rounded_entries(count: int) -> int:
     return -(-count // step) * step
 
 
-def plan_step(rows: Sequence[Row], geometry: Geometry) -> Inputs:
-    """Return the network's inputs in a step of at least one row."""
+def plan_step(
+    rows: Sequence[Row], geometry: Geometry, adapters: Mapping[str, ReferenceAdapter] | None = None
+) -> Inputs:
+    """Return the network's inputs in a step of at least one row; `adapters` are the loaded ones."""
     order = sorted(range(len(rows)), key=lambda index: _shape(rows[index]))
     ordered = [rows[index] for index in order]
     counts = np.array([len(row.tokens) for row in ordered])
@@ -77,6 +80,7 @@ def plan_step(rows: Sequence[Row], geometry: Geometry) -> Inputs:
         groups={window: _groups(ordered, window, geometry) for window in geometry.windows},
         wanted=_tensor(np.concatenate(wanted) if wanted else np.empty(0, np.int64), geometry),
         indices=[order[i] for i in wanting],
+        adapted=adapted_tokens(ordered, adapters) if adapters else [],
     )
 
 

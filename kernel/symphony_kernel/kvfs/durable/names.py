@@ -358,8 +358,10 @@ class DurableNames:
     async def _content_of(self, file: KVFile) -> Content:
         assert self._device is not None
         kv = await self._device.read(file)
-        lineage = b"" if file.lineage is None else pack([file.lineage])
-        return Content(file.tokens, file.positions, file.plain, lineage, kv)
+        trail = file.stored_lineage
+        lineage = b"" if trail is None else pack([trail])
+        plain = 0 if file.adapter else file.plain
+        return Content(file.tokens, file.positions, plain, lineage, kv)
 
     def _check_quota(self, disk: Disk, change: Change, size: int) -> None:
         tenant = self.kvfs.tenant(change.tenant)

@@ -12,7 +12,7 @@ lost span: such a file may go to host memory or disk, but needs a copy. `assess`
 from collections import Counter
 from dataclasses import dataclass
 
-from symphony_kernel.kvfs.lineage.planning import scratch_bound, scratch_pages_of
+from symphony_kernel.kvfs.lineage.planning import home_spans, scratch_bound, scratch_pages_of
 from symphony_kernel.kvfs.lineage.spans import Trail, lost_trail, spans_of
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import LINEAGE_ENTRIES_MAX, LINEAGE_SPANS_MAX
@@ -25,7 +25,7 @@ class KeptTrail:
     trail: Trail | None = None
     entries: int = 0  # of all its spans
     spans: int = 0
-    scratch_pages: int = 0  # scratch pages, if all spans were computed at once
+    scratch_pages: int = 0  # of all spans that are not computed in the file, at once
     lost: bool = False  # some of it cannot be recomputed
     bound: int | None = None  # a tighter bound of its scratch pages; computed when needed
 
@@ -33,7 +33,9 @@ class KeptTrail:
         """Whether a file of so many pages can be recomputed on so many frames."""
         if self.lost:
             return False
-        if self.trail is None or 2 * pages + self.scratch_pages < frames:
+        if self.trail is None or not self.scratch_pages:
+            return True
+        if 2 * pages + self.scratch_pages < frames:
             return True
         if self.bound is None:
             self.bound = scratch_bound(self.trail)
@@ -66,19 +68,28 @@ class LineageBook:
         instead: Lineage | None = None,
         *,
         keep: bool = False,
+        adapter: str = "",
     ) -> KeptTrail:
-        """Return what would be kept of a trail in place of a lineage; all with `keep`."""
-        if trail is None or trail.linear:
+        """Return what would be kept of a trail in place of a lineage; all with `keep`.
+
+        `adapter` is the file's: a trail of another adapter's entries is not implied.
+        """
+        own = trail is not None and trail.span.adapter == adapter
+        if trail is None or (trail.linear and own):
             return KeptTrail()
         spans = spans_of([trail])
         entries = sum(span.length for span in spans)
         # A closed one is dropped at half of the bounds: the rest is for a tree behind it.
-        weight = 2 if trail.closed else 1
+        implied = trail.closed and own
+        weight = 2 if implied else 1
         if not keep and not self.within(tenant, weight * len(spans), weight * entries, instead):
-            if trail.closed:
+            if implied:
                 return KeptTrail()
             return KeptTrail(lost_trail(trail.length), lost=True)
-        scratch_pages = sum(scratch_pages_of(span, span.length) for span in spans)
+        home = home_spans(trail)
+        scratch_pages = sum(
+            scratch_pages_of(span, span.length) for span in spans if span not in home
+        )
         lost = any(span.lost for span in spans)
         return KeptTrail(trail, entries, len(spans), scratch_pages, lost)
 
@@ -110,6 +121,11 @@ class LineageBook:
         if not lineage.references:
             del self._lineages[lineage]
             self._charged[lineage.tenant] -= lineage.kept.entries
+
+    def adapters(self) -> set[str]:
+        """Return the identities of all adapters that lineages have."""
+        spans = spans_of([lineage.trail for lineage in self._lineages])
+        return {span.adapter for span in spans if span.adapter}
 
     def charged(self, tenant: str) -> int:
         return self._charged[tenant]

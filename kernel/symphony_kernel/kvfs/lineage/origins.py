@@ -1,8 +1,9 @@
 """The lineage of one file.
 
-`lineage` covers the file's first entries; the others are linear behind it. When the whole history
-is needed, their tokens and positions are recorded in a span that grows with the file. Forks share
-it, and so do the trails of files that take entries from this one.
+`lineage` covers the file's first entries; the others are linear behind it, and computed with the
+file's adapter, which methods get. When the whole history is needed, their tokens and positions are
+recorded in a span that grows with the file. Forks share it, and so do the trails of files that take
+entries from this one.
 """
 
 from collections.abc import Callable
@@ -56,22 +57,23 @@ class Origins:
             self.lineage.references += 1
         return fork
 
-    def history(self, length: int, read: Read) -> Trail | None:
+    def history(self, length: int, read: Read, adapter: str) -> Trail | None:
         """Return the trail of all `length` entries; `read` returns those not yet recorded."""
         trail = self.trail
         first = 0 if trail is None else trail.length
         count, span = length - first, self._span
         if not count:
             return trail
-        if span is None or (self._recorded < count and span.length != self._recorded):
-            span = self._span = Span(trail, *read(first, count))
+        other = span is None or span.adapter != adapter
+        if span is None or other or (self._recorded < count and span.length != self._recorded):
+            span = self._span = Span(trail, *read(first, count), adapter=adapter)
         elif self._recorded < count:
             span.grow(*read(first + self._recorded, count - self._recorded))
         self._recorded = count
         return Trail(trail, span, np.array([[0, count]]))
 
-    def assess(self, trail: Trail | None) -> KeptTrail:
-        return self._book.assess(self._tenant, trail, self.lineage)
+    def assess(self, trail: Trail | None, adapter: str) -> KeptTrail:
+        return self._book.assess(self._tenant, trail, self.lineage, adapter=adapter)
 
     def may_add(self, spans: int, entries: int) -> bool:
         """Whether so many more spans and entries would be kept."""
@@ -81,25 +83,31 @@ class Origins:
         return self._book.within(self._tenant, spans, entries, old)
 
     def set_trail(
-        self, trail: Trail | None, keep: bool = False, kept: KeptTrail | None = None
+        self,
+        trail: Trail | None,
+        adapter: str,
+        keep: bool = False,
+        kept: KeptTrail | None = None,
     ) -> None:
         """Replace the lineage by a trail of all entries, `keep` past any bound.
 
         `kept` is the result of `assess` for it, if that is known.
         """
-        kept = kept or self._book.assess(self._tenant, trail, self.lineage, keep=keep)
+        kept = kept or self._book.assess(
+            self._tenant, trail, self.lineage, keep=keep, adapter=adapter
+        )
         self.close()
         self.lineage = self._book.open(self._tenant, kept)
         self._span, self._recorded = None, 0
         if self.lineage is None and trail is not None and trail.before is None and trail.linear:
             self._span, self._recorded = trail.span, trail.length  # shared with other files
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, adapter: str) -> None:
         trail = self.trail
         first = 0 if trail is None else trail.length
         if length < first:
             assert trail is not None
-            self.set_trail(trail.cut(length), keep=True)  # it has no new span
+            self.set_trail(trail.cut(length), adapter, keep=True)  # it has no new span
         elif length < first + self._recorded:
             self._recorded = length - first
 

@@ -1,9 +1,9 @@
 """Trails as bytes, for the journal and durable files.
 
 msgpack [version, [item, ..], [number of an item, or -1, ..]]: the items are spans [context, length,
-tokens, positions, parents] and trails [before, span, ranges]. Items refer to earlier items by their
-numbers (-1: none); the last list has the packed trails. Shared spans and trails are written once.
-Arrays of numbers are little-endian.
+tokens, positions, parents, adapter (if any)] and trails [before, span, ranges]. Items refer to
+earlier items by their numbers (-1: none); the last list has the packed trails. Shared spans and
+trails are written once. Arrays of numbers are little-endian.
 """
 
 from collections.abc import Sequence
@@ -76,11 +76,13 @@ def _new(trail: Trail, numbers: dict[Span | Trail | None, int]) -> list[Trail]:
 def _pack_span(span: Span, context: int) -> list[Any]:
     parents = None if span.parents is None else _bytes(span.parents, "<i4")
     tokens, positions = _bytes(span.tokens, "<u4"), _bytes(span.positions, "<i4")
-    return [context, span.length, None if span.lost else tokens, positions, parents]
+    packed = [context, span.length, None if span.lost else tokens, positions, parents]
+    return [*packed, span.adapter] if span.adapter else packed
 
 
 def _unpack_span(item: list[Any], made: list[Span | Trail]) -> Span:
-    context, length, tokens, positions, parents = item
+    context, length, tokens, positions, parents, *more = item
+    _require(len(more) <= 1 and all(type(each) is str for each in more), "an adapter")
     _require(type(length) is int and 0 < length <= _LONGEST, "a span's length")
     if tokens is None:
         return Span.make_lost(length)
@@ -92,6 +94,7 @@ def _unpack_span(item: list[Any], made: list[Span | Trail]) -> Span:
         _array(tokens, "<u4", length).astype(np.uint32),
         _array(positions, "<i4", length).astype(np.int32),
         above,
+        more[0] if more else "",
     )
 
 

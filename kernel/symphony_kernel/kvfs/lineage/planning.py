@@ -57,6 +57,7 @@ class Step:
     positions: Int32  # [n]
     parents: Int32 | None  # [n]
     copies: tuple[Copy, ...]
+    adapter: str = ""  # the identity of the adapter to compute with
     finished: tuple[int, ...] = ()  # steps up to this one whose entries no later step reads
 
     @property
@@ -106,7 +107,7 @@ def plan(trail: Trail | None, absent: Int64) -> list[Step]:
     _look_at_file(trail, absent, states)
     for span in reversed(spans):  # spans come behind those that they depend on
         _need(span, states)
-    home = {part.span for part in trail.parts() if _is_at_home(part)}
+    home = home_spans(trail)
     steps: list[Step] = []
     for span in spans:
         for begin, end in _chunks(span, states[span], span in home):
@@ -136,10 +137,10 @@ def scratch_pages_of(span: Span, end: int) -> int:
 def scratch_bound(trail: Trail) -> int:
     """Return a bound of `scratch_peak` for a trail and any absent entries.
 
-    As if each span were computed in scratch pages, as far as its entries are used, and kept there
-    as long as a later span's context needs it.
+    As if each span that is not at home were computed in scratch pages, as far as its entries are
+    used, and kept there as long as a later span's context needs it.
     """
-    spans = spans_of([trail])
+    spans, home = spans_of([trail]), home_spans(trail)
     order = {span: number for number, span in enumerate(spans)}
     last = list(range(len(spans)))
     ends = [0 if span.parents is None else span.length for span in spans]
@@ -152,7 +153,7 @@ def scratch_bound(trail: Trail) -> int:
     leaves: list[int] = [0] * len(spans)  # pages, behind each
     there = most = 0
     for number, span in enumerate(spans):
-        pages = scratch_pages_of(span, ends[number])
+        pages = 0 if span in home else scratch_pages_of(span, ends[number])
         leaves[last[number]] += pages
         there += pages
         most = max(most, there)
@@ -194,6 +195,11 @@ def _need(span: Span, states: dict[Span, _State]) -> None:
         below.needed[entries[below.source[entries] == _NOWHERE]] = True
 
 
+def home_spans(trail: Trail) -> set[Span]:
+    """Return the spans that are computed in the file itself, without scratch pages."""
+    return {part.span for part in trail.parts() if _is_at_home(part)}
+
+
 def _is_at_home(part: Trail) -> bool:
     """Whether a file has a span's entries as computed, behind their context."""
     ranges, span = part.ranges, part.span
@@ -226,7 +232,7 @@ def _step(span: Span, begin: int, end: int, states: dict[Span, _State], number: 
             state.place[entries[mine]] = places[mine]
     parents = None if span.parents is None else span.parents[begin:end]
     tokens, positions = span.tokens[begin:end].copy(), span.positions[begin:end].copy()
-    return Step(tuple(context), tokens, positions, parents, tuple(copies))
+    return Step(tuple(context), tokens, positions, parents, tuple(copies), span.adapter)
 
 
 def _context(span: Span, begin: int, states: dict[Span, _State]) -> Iterator[Part]:

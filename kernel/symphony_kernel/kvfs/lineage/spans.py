@@ -21,12 +21,14 @@ _NO_POSITIONS: Final[Int32] = np.empty(0, np.int32)
 class Span:
     """One computation: tokens that each saw a context and the tokens before it.
 
-    With `parents` ([length], -1: none) a token saw only its ancestors among them. A `lost` span has
-    only a length: how it was computed is not known any more.
+    With `parents` ([length], -1: none) a token saw only its ancestors among them. `adapter` is the
+    identity of the adapter that computed it. A `lost` span has only a length: how it was computed
+    is not known any more.
     """
 
     __slots__ = (
-        "_positions", "_reads", "_tokens", "context", "depth", "length", "lost", "parents",
+        "_positions", "_reads", "_tokens", "adapter", "context", "depth", "length", "lost",
+        "parents",
     )  # fmt: skip
 
     def __init__(
@@ -35,8 +37,10 @@ class Span:
         tokens: UInt32,
         positions: Int32,
         parents: Int32 | None = None,
+        adapter: str = "",
     ) -> None:
         assert len(tokens) == len(positions)
+        self.adapter = adapter  # "": none
         self.context = context
         self.depth = 0 if context is None else context.depth + 1  # more than its dependencies'
         self._tokens = tokens
@@ -85,9 +89,9 @@ class Trail:
     """The entries of a span behind those of another trail: a file's first entries.
 
     `ranges` ([k, 2]: starts and ends) are entries of `span`, in their order in the file. A trail is
-    `closed` if each entry was computed from exactly the entries before it here. It is `linear` if
-    each was also at the same place then: computing the tokens one after the other then gives the
-    same K and V, exactly or up to rounding.
+    `closed` if each entry was computed from exactly the entries before it here, and all with the
+    adapter of its last span. It is `linear` if each was also at the same place then: computing the
+    tokens one after the other then gives the same K and V, exactly or up to rounding.
     """
 
     __slots__ = ("before", "closed", "depth", "length", "linear", "ranges", "span")
@@ -189,10 +193,11 @@ def is_branch(parents: Sequence[int] | Int32) -> bool:
 
 
 def planted_trail(
-    history: "Trail | None", tokens: UInt32, positions: Int32, parents: Int32
+    history: "Trail | None", tokens: UInt32, positions: Int32, parents: Int32, adapter: str
 ) -> "Trail":
     """Return the trail of a file's entries with a tree ([n] each) behind them."""
-    return Trail(history, Span(history, tokens, positions, parents), np.array([[0, len(tokens)]]))
+    span = Span(history, tokens, positions, parents, adapter)
+    return Trail(history, span, np.array([[0, len(tokens)]]))
 
 
 def lost_trail(length: int) -> Trail:
@@ -254,6 +259,8 @@ def _joined(one: Int64, other: Int64) -> Int64:
 
 def _is_closed(trail: Trail) -> bool:
     span, before = trail.span, trail.before
+    if before is not None and before.span.adapter != span.adapter:
+        return False
     if span.lost or not (before is None or before.closed) or not same(span.context, before):
         return False
     if span.parents is None:

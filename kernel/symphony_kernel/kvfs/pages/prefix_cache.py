@@ -6,11 +6,11 @@ with the page's tokens, so that a page is only found below the very tokens that 
     root of "t"  --[16 tokens]--> page 4 --[16 tokens]--> page 7
                                         \\-[16 tokens]--> page 9
 
-An offer adds only pages that are new. The cache holds one reference to each of its pages. A page
-that only the cache holds is charged to the cache, not to the program that computed it. Nothing is
-guaranteed to stay: past the budget, or when the pool has no free page, the least recently used
-leaves of the tenant with most pages are evicted; before them those of tenants that have not used
-theirs for long.
+Pages that an adapter has computed are below a root of that adapter. An offer adds only pages that
+are new. The cache holds one reference to each of its pages. A page that only the cache holds is
+charged to the cache, not to the program that computed it. Nothing is guaranteed to stay: past the
+budget, or when the pool has no free page, the least recently used leaves of the tenant with most
+pages are evicted; before them those of tenants that have not used theirs for long.
 """
 
 import heapq
@@ -60,10 +60,10 @@ class Node:
 class _Tree:
     """One tenant's pages. `heap` has all leaves, by their `used` or an older value."""
 
-    __slots__ = ("heap", "pages", "root", "used_s")
+    __slots__ = ("heap", "pages", "roots", "used_s")
 
     def __init__(self, root: Node) -> None:
-        self.root = root
+        self.roots = {"": root}  # by the adapter that computed what is below
         self.heap: list[tuple[int, bytes, Node]] = []
         self.pages = 0
         self.used_s = 0.0
@@ -91,7 +91,7 @@ class PrefixCache:
         self.observer: PageObserver | None = None  # of evictions that make room for others
 
     # -- Programs -------------------------------------------------------------------------------
-    def offer(self, tenant: str, tokens: bytes, pages: Int32) -> int:
+    def offer(self, tenant: str, tokens: bytes, pages: Int32, adapter: str = "") -> int:
         """Add whole pages ([n], distinct) with these tokens (u32) from position 0 on.
 
         Return how many of them, from the first, are cached now.
@@ -102,7 +102,10 @@ class PrefixCache:
         tree = self._trees.get(tenant)
         if tree is None:
             tree = self._trees[tenant] = _Tree(Node(self._number(), b"", _GONE, None))
-        node, found = self._walk(tree, tokens, count)
+        root = tree.roots.get(adapter)
+        if root is None:
+            root = tree.roots[adapter] = Node(self._number(), b"", _GONE, None)
+        node, found = self._walk(root, tokens, count)
         new = pages[len(found) : count]
         self._pool.retain(new)
         self.references[new] += 1
@@ -122,13 +125,17 @@ class PrefixCache:
         return count
 
     def find(self, tenant: str, tokens: bytes) -> Int32:
-        """Return the pages of the longest cached prefix of all tokens (u32) but the last."""
+        """Return the pages of the longest cached prefix of all tokens (u32) but the last.
+
+        Those that no adapter has computed.
+        """
         self._queries += 1
         self._query_tokens += len(tokens) // 4
         tree = self._trees.get(tenant)
         found: list[int] = []
         if tree is not None:
-            node, found = self._walk(tree, tokens, (len(tokens) // 4 - 1) // PAGE_TOKENS)
+            root = tree.roots[""]
+            node, found = self._walk(root, tokens, (len(tokens) // 4 - 1) // PAGE_TOKENS)
             if found:
                 self._uses += 1
                 node.hits += 1
@@ -138,21 +145,28 @@ class PrefixCache:
         return np.array(found, np.int32)
 
     def peek(
-        self, tenant: str, tokens: bytes, pages_max: int, node: Node | None, first: int
+        self,
+        tenant: str,
+        tokens: bytes,
+        pages_max: int,
+        node: Node | None,
+        first: int,
+        adapter: str = "",
     ) -> tuple[Node | None, Int32]:
         """Return the last node of the longest cached prefix (u32), and its pages from `first` on.
 
         `node` is that of the page before `first`, None at 0. It is no use of the prefix.
         """
         tree, found = self._trees.get(tenant), list[int]()
-        if tree is not None:
-            node, found = self._walk(tree, tokens, pages_max, node, first)
+        start = node or (tree.roots.get(adapter) if tree is not None else None)
+        if start is not None:
+            node, found = self._walk(start, tokens, pages_max, first)
         return node, np.array(found, np.int32)
 
-    def use(self, tenant: str, tokens: bytes, first: int, count: int) -> Int32:
+    def use(self, tenant: str, tokens: bytes, first: int, count: int, adapter: str = "") -> Int32:
         """Return cached pages first to first + count of these tokens (u32), for a pred."""
         tree = self._trees[tenant]
-        node, found = self._walk(tree, tokens, first + count)
+        node, found = self._walk(tree.roots[adapter], tokens, first + count)
         assert len(found) == first + count, "a pred uses pages that are not cached"
         self._uses += 1
         self._use(tenant, tree, node)
@@ -211,7 +225,9 @@ class PrefixCache:
     def _remove_all(self, nodes: list[Node]) -> None:
         """Remove nodes, children before parents, from anywhere in the trees."""
         roots = self._roots()
-        tenants = {tree.root: tenant for tenant, tree in self._trees.items()}
+        tenants = {
+            root: tenant for tenant, tree in self._trees.items() for root in tree.roots.values()
+        }
         dropped: list[int] = []
         for node in nodes:
             tenant = tenants[roots[node]]
@@ -224,7 +240,7 @@ class PrefixCache:
 
     def restore_heaps(self) -> None:
         roots = self._roots()
-        trees = {tree.root: tree for tree in self._trees.values()}
+        trees = {root: tree for tree in self._trees.values() for root in tree.roots.values()}
         for tree in self._trees.values():
             tree.heap = []
         for node, root in roots.items():
@@ -240,6 +256,16 @@ class PrefixCache:
             self._shrink(tree, tree.pages, tree.pages, dropped, _EACH)
         self._release(dropped)
         return len(dropped)
+
+    def forget_adapter(self, tenant: str, adapter: str) -> None:
+        """Evict all pages that a tenant's programs have computed with an adapter."""
+        tree = self._trees.get(tenant)
+        root = tree.roots.get(adapter) if tree is not None else None
+        if tree is None or root is None:
+            return
+        below = [node for node, above in self._roots().items() if above is root]
+        self._remove_all(below[::-1])  # children were added after their parents
+        del tree.roots[adapter]
 
     def statistics(self) -> dict[str, int]:
         """Return the pages cached now, those that only the cache holds, and counters."""
@@ -273,13 +299,13 @@ class PrefixCache:
         return self._numbers.to_bytes(_NUMBER_BYTES, "big")
 
     def _walk(
-        self, tree: _Tree, tokens: bytes, pages_max: int, node: Node | None = None, first: int = 0
+        self, node: Node, tokens: bytes, pages_max: int, first: int = 0
     ) -> tuple[Node, list[int]]:
         """Return the last node of the longest cached prefix, and the pages on the way.
 
-        The walk begins below `node`, which has the page before `first`.
+        The walk begins below `node`: a root, or what has the page before `first`.
         """
-        node, get = node or tree.root, self._index.get
+        get = self._index.get
         found: list[int] = []
         for start in range(first * _PAGE_BYTES, pages_max * _PAGE_BYTES, _PAGE_BYTES):
             child = get(node.number + tokens[start : start + _PAGE_BYTES])
@@ -397,7 +423,10 @@ class PrefixCache:
         if any(node.children != children[node] for node in nodes):
             raise KernelBug("a cached page miscounts its children")
         sizes = Counter(self._roots().values())
-        if {tree.root: tree.pages for tree in self._trees.values()} != dict(sizes):
+        for tree in self._trees.values():
+            if tree.pages != sum(sizes.pop(root, 0) for root in tree.roots.values()):
+                raise KernelBug("a tenant's cached pages are miscounted")
+        if sizes:
             raise KernelBug("a tenant's cached pages are miscounted")
         heaps = [entry[2] for tree in self._trees.values() for entry in tree.heap]
         waiting = set(heaps)

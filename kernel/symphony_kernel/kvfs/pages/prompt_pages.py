@@ -13,12 +13,13 @@ class PromptPages:
 
     __slots__ = ("added", "keys", "known", "node", "offered", "pages_max", "removed", "tokens")
 
-    def __init__(self, tenant: str, tokens: bytes) -> None:
+    def __init__(self, owner: tuple[str, str], tokens: bytes) -> None:
+        """`owner`: the tenant, and the identity of its adapter."""
         self.tokens = tokens
-        # A page's key stands for its tenant, its tokens and all tokens before it. Keys that are
+        # A page's key stands for its owner, its tokens and all tokens before it. Keys that are
         # equal by chance cost a step's wait: the cache compares tokens.
         self.keys: list[int] = []
-        key = hash(tenant)
+        key = hash(owner)
         for start in range(0, len(tokens) - _PAGE_BYTES + 1, _PAGE_BYTES):
             key = hash((key, tokens[start : start + _PAGE_BYTES]))
             self.keys.append(key)

@@ -6,6 +6,7 @@ from typing import Any
 from aiohttp import web
 from symphony_kernel.protocol.limits import OPENAI_MODELS_SHOWN_MAX
 
+from symphony_runtime.gateway.adapters.handlers import ADAPTERS
 from symphony_runtime.gateway.anthropic.errors import speaks_anthropic
 from symphony_runtime.gateway.anthropic.parsing import parse_count, parse_messages
 from symphony_runtime.gateway.anthropic.shape import MessagesShape
@@ -33,6 +34,11 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     model = await server.model()
     programs, _ = await server.programs.page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
     models = [_model_view(model.name, server.started, model.context)]
+    adapters = await request.app[ADAPTERS].page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
+    models += [
+        _model_view(f"{model.name}:{each.name}", each.created_ms // 1000, model.context)
+        for each in adapters
+    ]
     models += [_model_view(each.name, each.created_ms // 1000) for each in programs if each.name]
     ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
     return await answer({"data": models, **ends})
@@ -46,6 +52,9 @@ async def get_model(request: web.Request) -> web.StreamResponse:
     model = await server.model()
     if name == model.name:
         return await answer(_model_view(name, server.started, model.context))
+    adapter = await openai.find_adapter(request, name, model)
+    if adapter is not None:
+        return await answer(_model_view(name, adapter.created_ms // 1000, model.context))
     program = await server.programs.find(tenant_of(request), name)
     if program is None:
         raise no_such_model(name)

@@ -4,6 +4,7 @@ The application and the OpenAPI document are both built from it, so a route is i
 A route needs a tenant's key unless its `access` says otherwise.
 """
 
+from symphony_runtime.gateway.adapters.routes import ADAPTER_ROUTES
 from symphony_runtime.gateway.anthropic.routes import ANTHROPIC_ROUTES
 from symphony_runtime.gateway.api import (
     admin,
@@ -176,6 +177,7 @@ ROUTES: tuple[Route, ...] = (
         {101: Answer("the protocol changes to WebSocket")}, problems=(409, 426),
         parameters=(*_RESUME, Parameter("events", "send all events, with their ids", FLAG)),
     ),
+    *ADAPTER_ROUTES,
     *KV_ROUTES,
     Route(
         "GET", "/v1/secrets", "listSecrets", secrets.list_secrets,

@@ -424,6 +424,18 @@ _OPENAI_SCHEMAS: dict[str, Any] = {
     },
 }
 _OPENAI_PAGE = {**_each(_OR_NULL, "first_id last_id"), "has_more": _BOOLEAN}
+_ADAPTER_SCHEMAS: dict[str, Any] = {
+    "AdapterForm": _object(
+        {
+            "config": {"type": "string", "description": "the text of adapter_config.json"},
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        }
+    ),
+    "Adapter": _object(
+        {**_each(_STRING, "name id model"), **_each(_INTEGER, "bytes rank created_ms")}
+    ),
+    "AdapterPage": _page("Adapter"),
+}
 _BATCH_SCHEMAS: dict[str, Any] = {
     "FileForm": _object(
         {"file": {"type": "string", "contentMediaType": "application/jsonl"},
@@ -535,4 +547,5 @@ SCHEMAS = (
     | _OPENAI_SCHEMAS
     | _ANTHROPIC_SCHEMAS
     | _BATCH_SCHEMAS
+    | _ADAPTER_SCHEMAS
 )

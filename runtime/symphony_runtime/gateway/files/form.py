@@ -25,11 +25,14 @@ T = TypeVar("T")
 
 
 async def read_form(
-    request: web.Request, open_upload: Callable[[], Awaitable[Upload]]
+    request: web.Request,
+    open_upload: Callable[[], Awaitable[Upload]],
+    field_bytes: int = FORM_FIELD_BYTES_MAX,
 ) -> tuple[dict[str, str], Upload | None, str]:
     """Read a form; return its fields, the upload of its field `file`, and that file's name.
 
-    The file is written to the upload as it comes in. On any error the upload is removed.
+    The file is written to the upload as it comes in. On any error the upload is removed. Another
+    field may have `field_bytes` bytes.
 
     Raises Problem: 400, the form is wrong; 408, 415; others as `Upload.write`.
     """
@@ -47,7 +50,7 @@ async def read_form(
             if not isinstance(part, BodyPartReader) or part.name is None:
                 raise bad_request("bad-form", "each part of the form must have a name")
             if part.name != "file":
-                fields[part.name] = await _field(request, part)
+                fields[part.name] = await _field(request, part, field_bytes)
                 continue
             if upload is not None:
                 raise bad_request("bad-form", "the form must have one `file`")
@@ -97,14 +100,14 @@ async def _timely(reading: Awaitable[T]) -> T:
         raise Problem(408, "slow-body", "a part of the form did not arrive in time") from None
 
 
-async def _field(request: web.Request, part: BodyPartReader) -> str:
+async def _field(request: web.Request, part: BodyPartReader, most: int) -> str:
     """Return a field's text; Problem 400."""
     value = bytearray()
     uploads = services(request).slow.uploads
     async for chunk in uploads.pieces(request, partial(part.read_chunk, _CHUNK_BYTES)):
         value += chunk
-        if len(value) > FORM_FIELD_BYTES_MAX:
-            detail = f"a field of the form may have at most {FORM_FIELD_BYTES_MAX} bytes"
+        if len(value) > most:
+            detail = f"a field of the form may have at most {most} bytes"
             raise bad_request("bad-form", detail)
     return value.decode()  # UnicodeDecodeError is a ValueError
 

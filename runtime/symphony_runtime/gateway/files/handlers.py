@@ -21,16 +21,16 @@ from symphony_runtime.gateway.http.context import (
 FILES = web.AppKey("files", Files)
 PURPOSES = ("batch", "user_data")
 _WRITE_BYTES = 16 << 10
-_UPLOAD_BYTES = 512 << 10  # of memory that an upload takes
-_FORM_BYTES = 64 << 10  # of a form around its file, at most
+UPLOAD_BYTES = 512 << 10  # of memory that an upload takes
+FORM_BYTES = 64 << 10  # of a form around its file, at most
 
 
 async def create_file(request: web.Request) -> web.StreamResponse:
     files, tenant = request.app[FILES], tenant_of(request)
     most = services(request).runs.limits.of(tenant).at_most("file_bytes")
-    if (request.content_length or 0) > most + _FORM_BYTES:
+    if (request.content_length or 0) > most + FORM_BYTES:
         raise files.file_too_large(tenant, most)  # before any of it comes in
-    services(request).bodies.hold(request, body_owner(request), _UPLOAD_BYTES)
+    services(request).bodies.hold(request, body_owner(request), UPLOAD_BYTES)
     fields, upload, name = await read_form(request, lambda: files.open_upload(tenant))
     if upload is None:
         raise bad_request("bad-form", "the form needs a `file`")

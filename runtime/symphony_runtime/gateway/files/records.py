@@ -2,6 +2,7 @@
 
     uploading -> processed -> deleted    an upload; only a processed file is shown
     growing -> processed -> deleted      the results of a batch, which its owner appends
+    uploading -> adapter -> deleted      the weights of an adapter (`adapters.records`)
 
 The bytes are in the database, not in files beside it: a part is stored in one transaction with what
 depends on it, and every gateway of the database can read it. A deleted file loses its parts in
@@ -218,10 +219,10 @@ def hide_files_of(connection: Connection, tenant: str) -> int:
     return int(connection.execute(sql, (tenant,)).rowcount)
 
 
-def hide_upload(connection: Connection, file_id: str) -> None:
-    """Hide an upload that failed."""
+def hide_upload(connection: Connection, file_id: str) -> bool:
+    """Hide an upload that failed; False if it is none any more."""
     sql = "UPDATE files SET status = 'deleted' WHERE id = ? AND status = 'uploading'"
-    connection.execute(sql, (file_id,))
+    return bool(connection.execute(sql, (file_id,)).rowcount)
 
 
 def hidden_files(connection: Connection, tenant: str | None = None) -> list[File]:

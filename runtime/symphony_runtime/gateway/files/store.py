@@ -141,6 +141,10 @@ class Files:
             for file in files:
                 await delete_in_steps(self._store, partial(delete_step, file=file))
 
+    async def hidden(self, tenant: str) -> list[File]:
+        """Return some hidden files of a tenant, which are to be deleted."""
+        return await self._store.read(partial(hidden_files, tenant=tenant))
+
     async def run(self) -> None:
         while True:
             try:
@@ -185,8 +189,7 @@ class Upload:
 
     async def finish(self, name: str, purpose: str, seconds: int | None) -> File:
         """Store the rest and show the file, for so many seconds; Problem as `write`."""
-        if self._pending:
-            await self._store_pending()
+        await self.flush()
         end = None if seconds is None else self.file.created_ms + 1000 * seconds
         file = replace(self.file, name=name, purpose=purpose, expires_ms=end, bytes=self.size)
         try:
@@ -194,6 +197,16 @@ class Upload:
         except FileGoneError:
             raise not_found("file", file.id) from None
         return file
+
+    async def flush(self) -> None:
+        """Store all bytes so far; Problem as `write`."""
+        if self._pending:
+            await self._store_pending()
+
+    async def discard(self) -> None:
+        """Remove an upload, unless it has become something else."""
+        if await self._store.write(partial(hide_upload, file_id=self.file.id), self.file.tenant):
+            await delete_in_steps(self._store, partial(delete_step, file=self.file))
 
     async def remove(self) -> None:
         """Delete an upload that failed. What a failing storage leaves, a later start deletes."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from symphony_kernel.protocol.limits import (
     RUN_INPUT_BYTES_MAX,
 )
 
+from symphony_runtime.gateway.adapters.handlers import ADAPTERS
+from symphony_runtime.gateway.adapters.records import Adapter
 from symphony_runtime.gateway.admission.rate_limit import TOKENS, tokens_refused
 from symphony_runtime.gateway.connections.slow_readers import WRITING
 from symphony_runtime.gateway.errors import Problem
@@ -113,7 +116,9 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     model = await server.model()
     programs, _ = await server.programs.page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
     named = [_program_view(program) for program in programs if program.name]
-    return await answer({"object": "list", "data": [_model_view(server, model), *named]})
+    adapters = await request.app[ADAPTERS].page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
+    adapted = [adapter_view(adapter, model) for adapter in adapters]
+    return await answer({"object": "list", "data": [_model_view(server, model), *adapted, *named]})
 
 
 async def get_model(request: web.Request) -> web.StreamResponse:
@@ -121,6 +126,9 @@ async def get_model(request: web.Request) -> web.StreamResponse:
     name, model = request.match_info["model"], await server.model()
     if name == model.name:
         return await answer(_model_view(server, model))
+    adapter = await find_adapter(request, name, model)
+    if adapter is not None:
+        return await answer(adapter_view(adapter, model))
     program = await _find_program(server.programs, tenant_of(request), name)
     return await answer({**_program_view(program), "id": name})
 
@@ -148,6 +156,22 @@ def _shaped(shape: type[Shape]) -> MakeShape:
         include_usage=wanted.include_usage,
         call_id_characters=wanted.call_id_characters,
     )
+
+
+async def find_adapter(request: web.Request, name: str, model: Model) -> Adapter | None:
+    """Return the tenant's adapter that `<model>:<adapter>` names, None for any other name."""
+    base, _, adapter = name.rpartition(":")
+    if base != model.name:
+        return None
+    return await request.app[ADAPTERS].find(tenant_of(request), adapter)
+
+
+async def _served_model(request: web.Request, name: str, model: Model) -> Model | None:
+    """Return the model with the adapter that a name has behind it; None: it is a program's."""
+    adapter = None if name == model.name else await find_adapter(request, name, model)
+    if adapter is not None:
+        return replace(model, adapter=adapter.name)
+    return model if name == model.name else None
 
 
 async def _find_program(programs: Programs, tenant: str, name: str) -> Program:
@@ -180,9 +204,9 @@ async def create_answer(
     if keeps:
         body, asked = await join_conversation(request, body)
     program: Program | None = None  # the shipped one
-    if name == model.name:
+    if (served := await _served_model(request, name, model)) is not None:
         limits = RequestLimits.of(server.runs.limits.of(tenant))
-        wanted = await run_sized(request, len(raw), partial(parse, asked, model, limits))
+        wanted = await run_sized(request, len(raw), partial(parse, asked, served, limits))
     else:
         program = await _find_program(server.programs, tenant, name)
         several = parse in (parse_completion, parse_chat)
@@ -213,25 +237,25 @@ async def create_answer(
     client = run if once is None and isinstance(run, Run) and not background else None
     if client is not None:
         server.clients.watch(client, request)
-    served = False
+    done = False
     try:
         if streamed:
             response = await answer_stream(request, batches, looks, headers, hold)
         else:
             whole, request[USED] = await answer_whole(batches, looks, choices, hold)
             response = await send_whole(request, whole, headers)
-        served = True
+        done = True
     except Problem as error:
         told = isinstance(error, OpenAIError)
-        served = told and program is not None  # a program that has told why may end by itself
+        done = told and program is not None  # a program that has told why may end by itself
         unstored = isinstance(run, Run) and run.unstored is not None
-        request[REFUSED_BY_RUN] = not unstored and (served or not told)
+        request[REFUSED_BY_RUN] = not unstored and (done or not told)
         if told:
             server.runs.admission.set_retry_after(error)
         raise
     finally:
         if client is not None:
-            server.clients.unwatch(client, served=served)
+            server.clients.unwatch(client, served=done)
     return response
 
 
@@ -310,6 +334,18 @@ def _model_view(server: OpenAI, model: Model) -> dict[str, Any]:
         "created": server.started,
         "owned_by": "symphony",
         "max_model_len": model.context,
+    }
+
+
+def adapter_view(adapter: Adapter, model: Model) -> dict[str, Any]:
+    return {
+        "id": f"{model.name}:{adapter.name}",
+        "object": "model",
+        "created": adapter.created_ms // 1000,
+        "owned_by": adapter.tenant,
+        "max_model_len": model.context,
+        "root": model.name,
+        "parent": model.name,
     }
 
 

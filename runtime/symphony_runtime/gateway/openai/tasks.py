@@ -18,7 +18,13 @@ from symphony_runtime.gateway.http.context import (
 )
 from symphony_runtime.gateway.http.responses import send_whole
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
-from symphony_runtime.gateway.openai.handlers import OPENAI, USED, check_tokens, start_program
+from symphony_runtime.gateway.openai.handlers import (
+    OPENAI,
+    USED,
+    check_tokens,
+    find_adapter,
+    start_program,
+)
 from symphony_runtime.gateway.openai.program_messages import Data, Failure, Usage
 from symphony_runtime.gateway.openai.requests.limits import Model, RequestLimits
 from symphony_runtime.gateway.openai.requests.parsing import no_such_model, pack
@@ -69,7 +75,8 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
         raise refused("the body must be a JSON object")
     model = await server.model()
     name = body.get("model") or model.name
-    if name != model.name:
+    # Texts have the same tokens with each adapter. What computes does so without one.
+    if name != model.name and (prefix or await find_adapter(request, str(name), model) is None):
         raise no_such_model(str(name))
     await check_tokens(request, tenant)
     limits = RequestLimits.of(server.runs.limits.of(tenant))

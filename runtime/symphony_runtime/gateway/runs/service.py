@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
@@ -75,6 +75,13 @@ _DEADLINE_SECONDS = 1.0  # between two looks for runs past their wall limit
 _REASON_MAX = 4_096  # characters of a worker's reason for an end
 
 
+class KnownAdapters(Protocol):
+    """The adapters of tenants."""
+
+    async def send(self, tenant: str) -> None:
+        """Let the kernel know a tenant's adapters; KernelAwayError."""
+
+
 class Runs:
     """All runs. Implements `KernelEvents` and `WorkerEvents`."""
 
@@ -110,6 +117,7 @@ class Runs:
         self.held_up: Counter[str] = Counter()  # of them by a rate limit, set by `RateStalls`
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
+        self.adapters: KnownAdapters | None = None  # set by the gateway
 
     def attach(
         self, kernel: KernelLink, workers: WorkerLinks, tracing: "Tracing | None" = None
@@ -419,6 +427,8 @@ class Runs:
         """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""
         tenant, worker = run.record.tenant, run.worker.name
         await self.kernel_limits.send_limits(tenant)
+        if self.adapters is not None:
+            await self.adapters.send(tenant)
         await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
     def _add_run(self, run: Run) -> None:

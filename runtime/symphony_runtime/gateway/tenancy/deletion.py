@@ -1,8 +1,8 @@
 """Deletion of a tenant with all it has, at every gateway.
 
     suspend -> its runs and batches end -> its requests end -> batches, files -> KV files, offered
-    prefixes -> programs, also in workers -> runs, secrets, keys of requests -> the rest of them in
-    logs -> the tenant itself
+    prefixes -> adapters -> programs, also in workers -> runs, secrets, keys of requests -> the rest
+    of them in logs -> the tenant itself
     -> all that came in between, here and at each other gateway of the database (`members`)
 
 Each step is repeatable. A failure leaves a suspended tenant, and another request continues from
@@ -51,6 +51,12 @@ class TenantBatches(Protocol):
         """Delete a tenant's batches and files; without `rows` another tenant has the name."""
 
 
+class ForgetAdapters(Protocol):
+    """Deletes a tenant's adapters; without `rows` another tenant has the name."""
+
+    async def __call__(self, tenant: str, *, rows: bool = True) -> None: ...
+
+
 class TenantDeletion:
     """Deletes tenants, and forgets deleted ones; `run` until it is cancelled."""
 
@@ -64,6 +70,7 @@ class TenantDeletion:
         retention: Retention,
         forget_keys: Callable[[str], Awaitable[None]],
         batches: TenantBatches,
+        forget_adapters: ForgetAdapters,
     ) -> None:
         """`forget_keys` deletes the keys of requests of a tenant that makes none."""
         self.members = members
@@ -75,6 +82,7 @@ class TenantDeletion:
         self._retention = retention
         self._forget_keys = forget_keys
         self._batches = batches
+        self._forget_adapters = forget_adapters
         self.on_forgotten: Callable[[str], None] | None = (
             None  # gets a tenant that is forgotten here
         )
@@ -134,6 +142,7 @@ class TenantDeletion:
             raise unavailable("a run of the tenant has not ended yet: ask again")
         await self._batches.forget_tenant(tenant, rows=rows)
         await self._forget_kv(tenant)
+        await self._forget_adapters(tenant, rows=rows)
         await self._programs.forget_tenant(tenant, rows=rows)
         unload(self._runs, tenant, f"{tenant}/")
         self._channels.forget_tenant(tenant)

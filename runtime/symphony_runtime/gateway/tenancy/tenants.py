@@ -25,7 +25,7 @@ ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 # Tables whose rows go with the tenant, since a later tenant may have its name.
 _TENANT_TABLES = (
     "keys", "secrets", "idempotency", "idempotency_counts", "program_names", "program_versions",
-    "program_bytes", "batches", "file_counts",
+    "program_bytes", "batches", "file_counts", "adapters",
 )  # fmt: skip
 # Quotas that an operator may set for a tenant: (minimum, maximum).
 QUOTAS: dict[str, tuple[int, int]] = {

@@ -219,6 +219,11 @@ async fn streams() -> Result {
     assert_eq!((all.len(), streams.len()?), (20, 2 + 1 + 19));
     assert_eq!(streams.tokens(0..22)?, loops.tokens(0..22)?);
 
+    // The tenant has no such adapter.
+    assert_eq!(errno(loops.pred(&[9]).adapter("none").argmax().await), Some(Errno::ENOENT));
+    let mut none = loops.stream(&[9], &exactly(3).adapter("none"));
+    assert_eq!(errno(none.next().await), Some(Errno::ENOENT));
+
     // Four at once, each taken as it comes, beside a sleep that ends first.
     let branches = (0..4u32).map(|i| async move {
         let kv = KvFile::create()?;

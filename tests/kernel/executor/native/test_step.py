@@ -78,7 +78,7 @@ def _arrays(rows: StepRows, tokens: StepTokens) -> dict[str, list[int]]:
 def test_step_that_is_filled_again_equals_a_fresh_one(
     sampler: NativeSampler, steps: list[list[Row]]
 ) -> None:
-    kept = PreparedStep(sampler)
+    kept = PreparedStep(sampler, {})
     for step in steps:
         kept.fill(step)
         fresh = flat_step(step)
@@ -90,7 +90,7 @@ def test_step_that_is_filled_again_equals_a_fresh_one(
 
 
 def test_step_takes_its_tokens_later(sampler: NativeSampler) -> None:
-    step = PreparedStep(sampler)
+    step = PreparedStep(sampler, {})
     table = np.arange(1, dtype=np.int32)
     step.fill([make_row([0], table, 3, DEFAULT), make_row([0], table, 5, DEFAULT)])
     step.set_tokens([7, 9])

@@ -42,6 +42,22 @@ def test_packed_trails_are_unpacked_unchanged(seed: int) -> None:
     bench.close_all()
 
 
+def test_adapters_of_spans_are_packed() -> None:
+    first = Span(None, np.arange(9, dtype=np.uint32), np.arange(9, dtype=np.int32), adapter="t/1")
+    trail = Trail(None, first, np.array([[0, 9]]))
+    second = Span(trail, np.arange(3, dtype=np.uint32), np.arange(9, 12, dtype=np.int32))
+    whole = Trail(trail, second, np.array([[0, 3]]))
+    (found,) = unpack(pack([whole]))
+    assert found is not None
+    assert [part.span.adapter for part in found.parts()] == ["t/1", ""]
+    assert not found.linear
+    assert not found.closed
+    for adapter in (b"t/1", 7, None):
+        item = [-1, 1, bytes(4), bytes(4), None, adapter]
+        with pytest.raises(LineageError):
+            unpack(msgpack.packb([1, [item], []]))
+
+
 def test_empty_list_is_packed() -> None:
     assert unpack(pack([])) == []
     assert unpack(pack([None, None])) == [None, None]

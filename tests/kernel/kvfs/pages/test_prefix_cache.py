@@ -52,6 +52,11 @@ class ModelTree:
         return leaf
 
 
+def marked(text: Text, adapter: str) -> Text:
+    """Return a text of pages that an adapter has computed: no other begins like it."""
+    return (text[0] + 100, *text[1:]) if adapter and text else text
+
+
 class PrefixCacheMachine(RuleBasedStateMachine):
     """Prefixes that are found, that are evicted, and their charges."""
 
@@ -100,10 +105,15 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         tree = self.trees.pop(tenant, ModelTree())
         assert self.kvfs.prefix_cache.forget_tenant(tenant) == len(tree.used)
 
-    @rule(tenant=TENANTS, text=TEXTS, more=st.integers(0, 3), keep=st.booleans())
-    def offer(self, tenant: str, text: Text, more: int, keep: bool) -> None:
+    @rule(
+        tenant=TENANTS, text=TEXTS, more=st.integers(0, 3), keep=st.booleans(),
+        adapter=st.sampled_from(("", "", "x")),
+    )  # fmt: skip
+    def offer(self, tenant: str, text: Text, more: int, keep: bool, adapter: str) -> None:
         file = self.kvfs.create(tenant, self.accounts[tenant])
+        file.use_adapter(adapter)
         tokens = spelled(text, more)
+        text = marked(text, adapter)
         if tokens:
             needed, free = file.pages_needed(len(tokens)), self.kvfs.pool.free
             if needed > free:  # what is given up for it is the other test's subject
@@ -192,14 +202,19 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def exactly_the_model_s_prefixes_are_there(self) -> None:
         cache = self.kvfs.prefix_cache
         found = {}
-        names = {tree.root: tenant for tenant, tree in cache._trees.items()}
+        names = {
+            root: (tenant, adapter)
+            for tenant, tree in cache._trees.items()
+            for adapter, root in tree.roots.items()
+        }
         for node, root in cache._roots().items():
             text: Text = ()
             at = node
             while at.parent is not None:
                 text = (int.from_bytes(at.key[8:12], "little"), *text)
                 at = at.parent
-            found[names[root], text] = node.used
+            tenant, adapter = names[root]
+            found[tenant, marked(text, adapter)] = node.used
         modelled = {(t, text): u for t, tree in self.trees.items() for text, u in tree.used.items()}
         assert found == modelled
         assert list(cache._trees) == list(self.trees)

@@ -260,18 +260,20 @@ class TypedDecoder : public Decoder {
         team_.lend(answers.allowed);
         const Awake awake(team_);
         attention_.plan(rows);
+        plan_adapters(rows, tokens);
         embed(tokens.tokens, rows.tokens);
         watch.mark(Phase::PLAN);
         for (int32_t layer = 0; layer < shape_.layers; ++layer) {
             attend(layer, rows.tokens, watch);
             if (layer + 1 < shape_.layers) {
-                transform(layer, stream_, mixed_, rows.tokens, watch);
+                transform(layer, stream_, mixed_, adapted_, rows.tokens, watch);
             }
         }
         // The second half of the last layer computes the wanted tokens only.
         choose(tokens);
         watch.mark(Phase::PLAN);
-        transform(shape_.layers - 1, chosen_, chosen_mixed_, tokens.wanted_count, watch);
+        transform(shape_.layers - 1, chosen_, chosen_mixed_, chosen_adapted_, tokens.wanted_count,
+                  watch);
         norm(chosen_, weights_.last_norm(), tokens.wanted_count, last_);
         watch.mark(Phase::NORM);
         project(0, count, logits);
@@ -318,6 +320,20 @@ class TypedDecoder : public Decoder {
         return Inputs{from.row(first), from.stride() * T::WORDS / T::PER_UNIT, rows};
     }
 
+    void plan_adapters(const StepRows &rows, const StepTokens &tokens) {
+        adapted_.clear();
+        chosen_adapted_.clear();
+        if (!tokens.adapters) return;
+        adapters_.clear();
+        for (int32_t row = 0; row < rows.rows; ++row) {
+            const int32_t count = rows.offsets[row + 1] - rows.offsets[row];
+            adapters_.insert(adapters_.end(), count, tokens.adapters[row]);
+        }
+        adapted_.plan(rows.tokens, [&](int32_t token) { return adapters_[token]; });
+        chosen_adapted_.plan(tokens.wanted_count,
+                             [&](int32_t index) { return adapters_[tokens.wanted[index]]; });
+    }
+
     void embed(const uint32_t *tokens, int32_t count) {
         for (int32_t row = 0; row < count; ++row) {
             const Element *from = embedding_ + static_cast<size_t>(tokens[row]) * shape_.hidden;
@@ -360,8 +376,10 @@ class TypedDecoder : public Decoder {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
+        adapted_.shrink(team_, index, AdapterPart::QKV, layer.qkv, inputs(normed_, 0, rows));
         multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), tiles_,
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+                        adapted_.expand(row, panel, left, right);
                         float *to = qkv_.row(row) + panel * PANEL;
                         store(to, left);
                         store(to + LANES, right);
@@ -381,23 +399,28 @@ class TypedDecoder : public Decoder {
 
     // The rest of a layer, on rows of the stream and of attention's output.
     void transform(int32_t index, const Rows<float> &stream, const Rows<Factor> &mixed,
-                   int32_t rows, Stopwatch &watch) {
+                   AdaptedRows<Factors> &adapted, int32_t rows, Stopwatch &watch) {
         const Layer &layer = weights_.layer(index);
         const auto add = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+            adapted.expand(row, panel, left, right);
             float *to = stream.row(row) + panel * PANEL;
             store(to, _mm512_add_ps(load(to), left));
             store(to + LANES, _mm512_add_ps(load(to + LANES), right));
         };
+        adapted.shrink(team_, index, AdapterPart::OUTPUT, layer.output, inputs(mixed, 0, rows));
         multiply<T>(team_, layer.output, inputs(mixed, 0, rows), tiles_, add);
         watch.mark(Phase::OUTPUT);
         norm(stream, layer.middle_norm, rows, normed_);
         watch.mark(Phase::NORM);
+        adapted.shrink(team_, index, AdapterPart::GATE_UP, layer.gate_up, inputs(normed_, 0, rows));
         multiply<T>(team_, layer.gate_up, inputs(normed_, 0, rows), tiles_,
                     [&](int32_t row, int32_t panel, __m512 gate, __m512 up) {
+                        adapted.expand(row, panel, gate, up);
                         Factors::store(middle_.row(row) + panel * LANES,
                                        _mm512_mul_ps(silu(gate), up), 0xFFFF);
                     });
         watch.mark(Phase::GATE_UP);
+        adapted.shrink(team_, index, AdapterPart::DOWN, layer.down, inputs(middle_, 0, rows));
         multiply<T>(team_, layer.down, inputs(middle_, 0, rows), tiles_, add);
         watch.mark(Phase::DOWN);
     }
@@ -442,6 +465,8 @@ class TypedDecoder : public Decoder {
     Rows<Factor> middle_;
     Rows<Factor> last_;
     Rows<char> tiles_;  // a product's inputs, quantized
+    std::vector<const AdapterTable *> adapters_;  // by token of the step
+    AdaptedRows<Factors> adapted_, chosen_adapted_;
 };
 
 }  // namespace

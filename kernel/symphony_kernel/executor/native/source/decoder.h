@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "adapters.h"
 #include "attention.h"
 #include "memory.h"
 #include "product.h"
@@ -36,6 +37,8 @@ struct StepTokens {
     const uint32_t *tokens;  // [rows.tokens]
     const int32_t *wanted;   // [wanted_count] tokens whose logits may be wanted
     int32_t wanted_count;
+    // [rows.rows] the adapter of each row, or null. Null: no row has one.
+    const AdapterTable *const *adapters;
 };
 
 // The wanted results at the first wanted tokens of a step, all of which have logits.

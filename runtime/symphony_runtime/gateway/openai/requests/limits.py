@@ -58,6 +58,7 @@ class Model:
     width: int = 0  # of a hidden state
     pooling: str = "last"
     dimensions: tuple[int, ...] | None = ()  # that embeddings may be cut to; None: any
+    adapter: str = ""  # the tenant's adapter that the request names behind the model
 
 
 def read_model(about: dict[str, Any], tool_format: str = "auto") -> Model:

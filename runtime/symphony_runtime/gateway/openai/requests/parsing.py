@@ -285,6 +285,8 @@ def _common(
         "presence": request.presence_penalty,
         "frequency": request.frequency_penalty,
     }
+    if model.adapter:
+        job["adapter"] = model.adapter
     if request.temperature:
         job["sample"] = _sampling(request)
     if request.repetition_penalty != 1:

@@ -112,7 +112,7 @@ impl Branch {
     /// Begins with the prompt's tokens that are not in the file.
     pub fn start(&mut self, tokens: &[u32], job: &Job) -> Result<(), Failure> {
         if self.decoding == Decoding::Ahead {
-            match calls::generate(self.kv, tokens, &self.options(job)) {
+            match calls::generate(self.kv, tokens, &self.adapted(job)) {
                 Ok(ticket) => {
                     self.ticket = ticket;
                     return Ok(());
@@ -121,7 +121,7 @@ impl Branch {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.ticket = calls::pred(self.kv, tokens, &self.options(job))?;
+        self.ticket = calls::pred(self.kv, tokens, &self.adapted(job))?;
         Ok(())
     }
 
@@ -401,6 +401,10 @@ impl Branch {
     /// Tokens that the file holds at least.
     pub fn entries(&self) -> usize {
         self.prompt + self.count.saturating_sub(1)
+    }
+
+    fn adapted(&self, job: &Job) -> Vec<u8> {
+        calls::adapted(self.options(job), &job.adapter)
     }
 
     fn options(&self, job: &Job) -> Vec<u8> {

@@ -1,5 +1,6 @@
 //! The ABI's calls as this program needs them: few allocations, tickets as plain numbers.
 
+use symphony::msgpack::Writer;
 use symphony::{msgpack, raw, Errno, Error, Result, Value};
 
 fn check(call: &'static str, result: i32) -> Result<u32> {
@@ -57,8 +58,24 @@ pub fn pred(kv: i32, tokens: &[u32], options: &[u8]) -> Result<i32> {
 }
 
 /// Computes tokens for the file's sake, once for all that begin alike; a failure is the file's answer from then on.
-pub fn fill(kv: i32, tokens: &[u32]) -> Result<i32> {
-    pred(kv, tokens, b"\x82\xa3get\xa4none\xa5share\xc3")
+pub fn fill(kv: i32, tokens: &[u32], adapter: &str) -> Result<i32> {
+    pred(kv, tokens, &adapted(b"\x82\xa3get\xa4none\xa5share\xc3".to_vec(), adapter))
+}
+
+/// Options of a pass, with the adapter that computes it; empty: none.
+pub fn adapted(mut options: Vec<u8>, adapter: &str) -> Vec<u8> {
+    if adapter.is_empty() {
+        return options;
+    }
+    if options.is_empty() {
+        options.push(0x80);
+    }
+    // The head of a map of at most 15 entries: the options have fewer.
+    options[0] += 1;
+    let mut more = Writer::new();
+    more.str("adapter").str(adapter);
+    options.extend(more.into_bytes());
+    options
 }
 
 /// A ticket for run-ahead decoding.

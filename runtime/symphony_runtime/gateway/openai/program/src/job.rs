@@ -43,6 +43,8 @@ pub struct Sampling {
 
 pub struct Job {
     pub prompts: Vec<Prompt>,
+    /// The adapter that computes the answers; empty: none.
+    pub adapter: String,
     /// Tokens that the model's tokenizer puts before a text.
     pub prefix: Vec<u32>,
     /// Tokens behind every prompt: what is to follow the answer, and where the answer begins.
@@ -119,6 +121,7 @@ impl Job {
         let n = count("n").unwrap_or(1);
         Some(Job {
             prompts: read_prompts(value)?,
+            adapter: value.get("adapter").and_then(Value::as_str).unwrap_or("").into(),
             prefix: list("prefix").iter().filter_map(Value::as_u32).collect(),
             after: Vec::new(),
             n,

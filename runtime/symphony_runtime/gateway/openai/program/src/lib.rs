@@ -118,7 +118,8 @@ fn begin_scored(
 ) -> Result<Vec<Entry>, Failure> {
     let kv = calls::kv_create()?;
     let echoed = if job.echo { job.logprobs } else { None };
-    let entries = scoring::score(kv, tokens, echoed.max(job.prompt_logprobs).unwrap_or(0))?;
+    let count = echoed.max(job.prompt_logprobs).unwrap_or(0);
+    let entries = scoring::score(kv, tokens, count, &job.adapter)?;
     for number in 0..job.best_of {
         let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);
         if let Some(count) = echoed {
@@ -231,7 +232,9 @@ fn begin(
         branches.extend((0..job.best_of).map(|number| Branch::new(number, 0, 0, max, job)));
         return Ok(());
     }
-    let known = if tokens.len() > PAGE_TOKENS { calls::kv_match(tokens)? } else { None };
+    // What an adapter has computed is found by `share` alone.
+    let matches = tokens.len() > PAGE_TOKENS && job.adapter.is_empty();
+    let known = if matches { calls::kv_match(tokens)? } else { None };
     let (kv, cached) = match known {
         Some(known) => known,
         None => (calls::kv_create()?, 0),
@@ -251,7 +254,7 @@ fn begin(
     }
     let (rest, last) = fresh.split_at(fresh.len() - 1);
     if !rest.is_empty() {
-        calls::fill(kv, rest)?;
+        calls::fill(kv, rest, &job.adapter)?;
     }
     for number in 0..job.best_of {
         let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);

@@ -9,19 +9,24 @@ use symphony::msgpack::Writer;
 const CHUNK: usize = 128;
 
 /// Puts all tokens but the last into the file; each token's entry, with so many of the likeliest.
-pub fn score(kv: i32, tokens: &[u32], count: usize) -> Result<Vec<Entry>, Failure> {
+pub fn score(
+    kv: i32,
+    tokens: &[u32],
+    count: usize,
+    adapter: &str,
+) -> Result<Vec<Entry>, Failure> {
     let mut entries = vec![entry(tokens[0], None)];
     let mut at = 0;
     while at + 1 < tokens.len() {
         let end = (at + CHUNK).min(tokens.len() - 1);
         let (chunk, next) = (&tokens[at..end], &tokens[at + 1..=end]);
-        let chances = words(kv, chunk, &of(next, count == 0))?;
+        let chances = words(kv, chunk, &calls::adapted(of(next, count == 0), adapter))?;
         // Of place i, the i-th of the tokens that were asked for is the one that came.
         let own = (0..next.len()).map(|i| f32::from_bits(chances[i * next.len() + i]));
         let mut scored: Vec<Entry> =
             next.iter().zip(own).map(|(t, p)| entry(*t, Some(p))).collect();
         if count > 0 {
-            let top = words(kv, chunk, &likeliest(count))?;
+            let top = words(kv, chunk, &calls::adapted(likeliest(count), adapter))?;
             for (entry, pairs) in scored.iter_mut().zip(top.chunks_exact(2 * count)) {
                 entry.top = pairs.chunks_exact(2).map(|p| (p[0], f32::from_bits(p[1]))).collect();
             }

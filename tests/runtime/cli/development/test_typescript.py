@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from symphony_runtime.cli.typescript import TypeScriptError, strip_types
+from symphony_runtime.cli.development.typescript import TypeScriptError, strip_types
 
 
 def test_missing_node_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
