@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from symphony_kernel.executor.base import KVLayout
-from symphony_kernel.executor.models.file_reader import (
-    CheckpointError,
-    parse_json,
-    read_file,
-    shown,
-)
+from symphony_kernel.executor.models.file_reader import CheckpointError, parse_json, shown
+from symphony_kernel.executor.models.model_files import open_model, required
+from symphony_kernel.executor.models.packed.scheme import QUANTIZATION_KEYS, scheme_of
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 
 _T = TypeVar("_T")
@@ -168,10 +165,12 @@ def load_config(directory: Path) -> ModelConfig:
 
     Raises CheckpointError: the file is missing or broken, or has an unsupported setting.
     """
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory")
-    path = directory / "config.json"
-    return parse_config(Fields(parse_json(path, read_file(path)), str(path)))
+    files = open_model(directory)
+    path = files.where("config.json")
+    values = parse_json(path, required(files, "config.json"))
+    if scheme_of(values, str(path)) is not None:
+        values = {key: value for key, value in values.items() if key not in QUANTIZATION_KEYS}
+    return parse_config(Fields(values, str(path)))
 
 
 def parse_config(fields: Fields) -> ModelConfig:

@@ -5,6 +5,8 @@ from enum import StrEnum
 
 from symphony_kernel.executor.models.config import ModelConfig
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 class Product(StrEnum):
     """The products of a layer, by their names in checkpoints."""
@@ -39,7 +41,7 @@ def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     The embedding and the last layer come first: they say most about the model's sizes.
     """
     hidden, vocabulary = config.hidden_size, config.vocab_size
-    yield "model.embed_tokens.weight", (vocabulary, hidden)
+    yield EMBEDDING, (vocabulary, hidden)
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.qk_norm:
         norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), config.head_dim)
@@ -53,4 +55,4 @@ def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{layer}.{name}.weight", (size,)
     yield "model.norm.weight", (hidden,)
     if not config.tied:
-        yield "lm_head.weight", (vocabulary, hidden)
+        yield HEAD, (vocabulary, hidden)
