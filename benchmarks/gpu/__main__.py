@@ -1,6 +1,6 @@
 """Everything that a GPU machine is asked, in one call: first whether it is right, then how fast.
 
-    python -m benchmarks.gpu [--parts parity,decode,prefill,server] [--shapes 0.5b,1b,8b]
+    python -m benchmarks.gpu [--parts parity,decode,prefill,server,open] [--shapes 0.5b,1b,8b]
         [--seconds 540] [--out DIR]
     python -m benchmarks.gpu --device cpu --shapes tiny       # all of it, small, without a GPU
 
@@ -18,16 +18,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from symphony_kernel.executor.cuda.network import CudaNetwork
+from symphony_kernel.executor.torch_executor import TorchExecutor
 
-from benchmarks.gpu import machine, parity, peers, served, speed
+from benchmarks.gpu import machine, open_loop, parity, peers, served, speed
 from benchmarks.gpu.machine import Budget, UnfitError
 from benchmarks.gpu.model import NAMES, Model, make_executor, make_model, pages_for
-from benchmarks.gpu.report import Finding, Report
+from benchmarks.gpu.report import Finding, Report, Value
 
-PARTS = ("parity", "decode", "prefill", "server")
+PARTS = ("parity", "decode", "prefill", "server", "open")
 # Before a part of a shape begins there must be so many seconds left; the first one of a call
 # compiles FlashInfer's kernels, which takes minutes.
-_SECONDS = {"parity": 45, "decode": 40, "prefill": 20, "server": 120}
+_WATCHED_STEPS = 8  # a timeline is 1 MB for each, and there may be little room to bring it back
+_SECONDS = {"parity": 45, "decode": 40, "prefill": 20, "server": 120, "open": 150}
 
 
 class Bench:
@@ -83,7 +86,7 @@ class Bench:
     def _part(self, part: str, model: Model) -> None:
         parts: dict[str, Callable[[Model], None]] = {
             "parity": self._parity, "decode": self._decode, "prefill": self._prefill,
-            "server": self._server,
+            "server": self._server, "open": self._open,
         }  # fmt: skip
         parts[part](model)
 
@@ -114,6 +117,7 @@ class Bench:
         entries = options.context + 2 * options.steps
         pages = max(options.rows) * pages_for(entries)
         executor = make_executor(model, options.network, pages)
+        self._note_kernels(model, executor)
         try:
             for rows in options.rows:
                 self.report.add(
@@ -127,11 +131,16 @@ class Bench:
                 self.report.add(
                     speed.measure_idle(
                         model, executor, rows,
-                        context=options.context, steps=min(options.steps, 24), trace=trace,
+                        context=options.context, steps=min(options.steps, _WATCHED_STEPS),
+                        trace=trace,
                     )
                 )  # fmt: skip
         finally:
             asyncio.run(executor.close())
+
+    def _note_kernels(self, model: Model, executor: TorchExecutor) -> None:
+        """Add what computes: torch in FlashInfer's place would be slow for no visible reason."""
+        self.report.add(kernels_used(model, executor))
 
     def _prefill(self, model: Model) -> None:
         rows, prompt = self.options.prefill
@@ -168,10 +177,36 @@ class Bench:
         for finding in served.compare(model, loads, seconds):
             self.report.add(finding)
 
+    def _open(self, model: Model) -> None:
+        options = self.options
+        lacking = machine.missing(machine.SERVER_PACKAGES)
+        if lacking:
+            self.report.leave_out("the open loop", machine.how_to_bring(lacking))
+            return
+        prompt, new = options.completion
+        streams = max(each for each in options.streams if each <= open_loop.STREAMS_MAX)
+        load = served.Load(streams, prompt, new, model.config.vocab_size)
+        seconds = open_loop.SECONDS if self.place.type == "cuda" else 2.0
+        found = open_loop.measure(model, load, options.room, options.serve.split(), seconds)
+        for finding in found:
+            self.report.add(finding)
+
     def _empty(self) -> None:
         gc.collect()
         if self.place.type == "cuda":
             torch.cuda.empty_cache()  # the server's process needs it
+
+
+def kernels_used(model: Model, executor: TorchExecutor) -> Finding:
+    """Return whether FlashInfer and graphs compute; it is wrong on a GPU if they do not."""
+    network = executor.network
+    if not isinstance(network, CudaNetwork):
+        return Finding("kernels", model.name, executor.computes, {})
+    flashinfer, graphs = network.library is not None, network.graphs.sizes
+    figures: dict[str, Value] = {"FlashInfer": str(flashinfer), "graphs": len(graphs)}
+    on_gpu = model.tensors.device.type == "cuda"
+    right = (flashinfer and bool(graphs)) if on_gpu else None
+    return Finding("kernels", model.name, executor.computes, figures, right)
 
 
 def _numbers(text: str) -> list[int]:

@@ -14,7 +14,7 @@ SERVER_PACKAGES = {
     "prometheus_client": "prometheus_client", "rich": "rich",
 }  # fmt: skip
 TRANSFORMERS_PACKAGES = {"transformers": "transformers", "accelerate": "accelerate"}
-KERNEL_PACKAGES = {"flashinfer": "flashinfer-python"}
+KERNEL_PACKAGES = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi"}
 
 
 class UnfitError(Exception):
@@ -28,14 +28,12 @@ def missing(packages: dict[str, str]) -> list[str]:
 
 def how_to_bring(packages: list[str]) -> str:
     """Return how packages get to a machine without a network."""
-    names = " ".join(packages)
     return (
-        f"not installed here: {names}. Bring them as wheels. With a network:\n"
-        f"    pip download {names} --dest wheels --only-binary=:all: \\\n"
-        "        --python-version 3.12 --platform manylinux_2_28_x86_64\n"
-        "Here, leaving out what there is (torch above all) with --no-deps where it is not wanted:\n"
-        f"    pip install {names} --no-index --find-links wheels --target DIR\n"
-        "and PYTHONPATH=DIR in front of this command."
+        f"not installed here: {' '.join(packages)}. On a machine with a network:\n"
+        "    python -m benchmarks.gpu.first_contact gather --bundle .gpu\n"
+        "Take .gpu along with the tree. Here, in front of this command:\n"
+        "    python -m benchmarks.gpu.first_contact install --bundle .gpu --site DIR\n"
+        "and PYTHONPATH=DIR:kernel:runtime:client:."
     )
 
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.executor.chained_batch import BLANK, Chain
 from symphony_kernel.executor.models.shapes import tensor_shapes
 from symphony_kernel.executor.torch_executor import TorchExecutor
-from symphony_kernel.protocol.limits import STEP_TOKENS_MAX
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
+from symphony_kernel.scheduler.batcher import step_sizes
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.gpu.model import NAMES, Model, make_executor, pages_for
@@ -61,7 +62,8 @@ async def direct(executor: TorchExecutor, given: Prompts, new: int) -> float:
     count = len(given[0])
     tables = tables_for(executor, len(given), count + new)
     began = time.perf_counter()
-    for rows in _prefills(given, tables):
+    step_tokens, _ = step_sizes(executor.computes)
+    for rows in _prefills(given, tables, step_tokens):
         await executor.run(Batch(rows))
     under_way: deque[Any] = deque()
     for step in range(new):
@@ -77,10 +79,10 @@ async def direct(executor: TorchExecutor, given: Prompts, new: int) -> float:
     return time.perf_counter() - began
 
 
-def _prefills(given: Prompts, tables: list[Int32]) -> Iterator[list[Row]]:
+def _prefills(given: Prompts, tables: list[Int32], step_tokens: int) -> Iterator[list[Row]]:
     """Yield steps of at most as many tokens as the kernel gives, for all tokens but the last."""
     rows: list[Row] = []
-    room = STEP_TOKENS_MAX
+    room = step_tokens
     for prompt, table in zip(given, tables, strict=True):
         start, end = 0, len(prompt) - 1
         while start < end:
@@ -92,7 +94,7 @@ def _prefills(given: Prompts, tables: list[Int32]) -> Iterator[list[Row]]:
             room -= len(part)
             if not room:
                 yield rows
-                rows, room = [], STEP_TOKENS_MAX
+                rows, room = [], step_tokens
     if rows:
         yield rows
 
@@ -150,6 +152,15 @@ def serve(
     model: Model, loads: list[Load], repeats: int, room: Path | None, more: list[str]
 ) -> list[float]:
     """Return the best seconds of a whole server for each load; `more` are options of its own."""
+    with served_model(model, loads, room, more) as (url, key, name):
+        return asyncio.run(_ask(url, key, loads, name, repeats))
+
+
+@contextmanager
+def served_model(
+    model: Model, loads: list[Load], room: Path | None, more: list[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Serve a model with pages for all loads; yield its URL, a key and the model's name."""
     # What tests start, too; it needs what the server needs.
     from tests.support.server.server import running_server
 
@@ -163,7 +174,7 @@ def serve(
         options += ["--pool-bytes", str(pool), "--host-pool-tokens", "0", *more]
         data = Path(made) / "data"
         with running_server(data, *options, executor="torch", seconds=_START_SECONDS_MAX) as server:
-            return asyncio.run(_ask(server.url, server.key, loads, directory.name, repeats))
+            yield server.url, server.key, directory.name
 
 
 def alone(model: Model, kind: str, loads: list[Load], repeats: int) -> list[float]:

@@ -1,6 +1,7 @@
 """How fast: decoding against the bytes it reads, prefill against the products it makes."""
 
 import asyncio
+import gzip
 import json
 from collections import deque
 from collections.abc import Iterator
@@ -119,7 +120,8 @@ def measure_idle(
 ) -> Finding:
     """Return which share of a step the device does nothing; the timeline goes to `trace`.
 
-    `trace` can be opened in chrome://tracing or ui.perfetto.dev.
+    It is packed with gzip, behind whose name comes ".gz": a GPU's has 20 MB for 24 steps. Both
+    chrome://tracing and ui.perfetto.dev open it.
     """
     tables = tables_for(executor, rows, context + 2 * steps)
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -130,15 +132,20 @@ def measure_idle(
         asyncio.run(decode(executor, tables, context + steps, steps))
     trace.parent.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(trace))
-    busy, span = busy_seconds(json.loads(trace.read_text(encoding="utf-8")))
+    text = trace.read_bytes()
+    packed = trace.with_name(trace.name + ".gz")
+    packed.write_bytes(gzip.compress(text, mtime=0))
+    trace.unlink()
+    busy, span = busy_seconds(json.loads(text))
     idle = None if not span else 1 - busy / span
     # Watching costs the host time: beside it, what was busy against a step that is not watched.
     unwatched = None if not span else 1 - busy / (alone * steps)
     return Finding(
         "idle", model.name, f"{rows} rows",
         {"idle share": idle, "of unwatched steps": unwatched, "step (ms)": alone * 1e3,
-         "timeline": trace.name},
-        None if unwatched is None or idle is None else min(unwatched, idle) < IDLE_SHARE_MAX,
+         "timeline": packed.name},
+        # Not of what was watched: there the host is slow, and a wait for it would not show.
+        None if unwatched is None else unwatched < IDLE_SHARE_MAX,
     )  # fmt: skip
 
 

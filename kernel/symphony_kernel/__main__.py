@@ -60,7 +60,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_PAGES_SHARE_MAX,
 )
 from symphony_kernel.protocol.role_processes import Processes
-from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_kernel.scheduler.batcher import StepLimits, step_sizes
 from symphony_kernel.syscalls.durable_names import DurableOptions
 
 _log = logging.getLogger(__name__)
@@ -115,8 +115,11 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
     """Return the options of the configuration, for this executor."""
     processors = usable_processors()
     on_processors = executor.computes in ("native", "torch")
+    tokens, quantum = step_sizes(executor.computes)
     return KernelOptions(
         steps=StepLimits(
+            tokens=tokens,
+            quantum=quantum,
             decode_gap_ms=configuration.max_decode_gap_ms or inf,
             delivery_ms=min(configuration.delivery_ms, DELIVERY_BATCH_MS_MAX),
             cpu=CpuOptions(

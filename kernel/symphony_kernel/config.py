@@ -17,7 +17,11 @@ from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.assets import ModelAssets, load_assets
 from symphony_kernel.executor.models.checking import check_model
 from symphony_kernel.executor.models.config import load_config
-from symphony_kernel.executor.models.fitting import MemoryNeeds
+from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.fitting import ELEMENT_BYTES, MemoryNeeds
+from symphony_kernel.executor.models.gguf.container import is_gguf
+from symphony_kernel.executor.models.model_files import open_model, required
+from symphony_kernel.executor.models.tensor_headers import held_bytes
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
@@ -57,7 +61,7 @@ class Configuration:
     socket: Path
     secrets: dict[str, bytes] = field(repr=False)  # of "gateway" and of each worker, by name
     executor: str = "torch"  # or "simulated"
-    model: str = TINY  # or a directory in Hugging Face layout
+    model: str = TINY  # or a directory in Hugging Face layout, or a GGUF file
     device: str = "auto"
     dtype: str = "auto"
     quantize: str = "none"  # or "int8", "int4"
@@ -98,7 +102,7 @@ class Configuration:
 
     @property
     def directory(self) -> Path:
-        """The model's directory."""
+        """The model's directory or GGUF file."""
         if self.model == TINY:
             return tiny_model.path()
         return Path(self.model)
@@ -169,8 +173,12 @@ def digest_weights(configuration: Configuration) -> str:
     digest = sha256(f"{configuration.executor} {configuration.quantize}".encode())
     if configuration.executor == "simulated":
         return digest.hexdigest()
-    directory = configuration.directory
-    for path in (directory / "config.json", *sorted(directory.glob("*.safetensors"))):
+    try:
+        files = open_model(configuration.directory)
+        digest.update(sha256(required(files, "config.json")).digest())
+    except CheckpointError as error:  # it changed while it was served
+        raise OSError(str(error)) from error
+    for path in files.weights():
         with path.open("rb") as file:
             digest.update(file_digest(file, sha256).digest())
     return digest.hexdigest()
@@ -231,9 +239,10 @@ def _check_fits(configuration: Configuration, dtype: str, device_free: int | Non
     """
     if configuration.ended is not None:
         return  # it did fit, and the memory of the kernel that died may not be free yet
+    path, config = configuration.directory, load_config(configuration.directory)
     needs = MemoryNeeds(
-        configuration.directory, load_config(configuration.directory), dtype,
-        configuration.quantize, configuration.tensor_parallel, configuration.pool_bytes,
+        path, config, dtype, configuration.quantize, configuration.tensor_parallel,
+        configuration.pool_bytes, held_bytes(path, config, ELEMENT_BYTES[dtype]),
     )  # fmt: skip
     if device_free is None:
         needs.check_host(attainable_bytes())
@@ -244,7 +253,7 @@ def _check_fits(configuration: Configuration, dtype: str, device_free: int | Non
 def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, ModelAssets]:
     """Return a simulated executor, with the tokenizer of a real model if there is one."""
     directory = configuration.directory
-    if os.path.lexists(directory / "tokenizer.json"):
+    if is_gguf(directory) or os.path.lexists(directory / "tokenizer.json"):
         assets = load_assets(directory, "fp32")
         assets = replace(assets, model=replace(assets.model, name="simulated"))
     else:

@@ -145,6 +145,7 @@ class Kernel:
             predictor,
             model.hidden_size,
             PrefixSharing(self._kvfs, lambda name, tokens: self._rate_limiter.refund(name, tokens)),
+            bool(getattr(self._executor, "launches_ahead", False)),
             model.windows,
         )
 

@@ -67,6 +67,9 @@ class Continuation(Protocol):
     def continues(self, steps: int) -> bool:
         """Whether it surely continues after `steps` more tokens, except those of `stop`."""
 
+    def ends(self, steps: int) -> bool:
+        """Whether it certainly ends within `steps` more tokens."""
+
     def position(self, entry: int) -> Int32:
         """Return the position ([1]) of its file's entry with that number."""
 

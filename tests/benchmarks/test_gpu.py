@@ -1,5 +1,6 @@
 """What a GPU machine is asked, small and on the CPU: all of its logic but the device."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def test_gpu_small_call_finds_nothing_wrong(done: tuple[int, Path]) -> None:
     assert [f["case"] for f in findings if f["part"] == "decode"] == ["1 rows", "4 rows"]
     assert all(f["figures"]["tokens/s"] > 0 for f in findings if f["part"] == "decode")
     assert [f["case"] for f in findings if f["part"] == "prefill"] == ["2 x 64"]
+    [kernels] = [f for f in findings if f["part"] == "kernels"]
+    assert kernels["figures"] == {"FlashInfer": "False", "graphs": 0}
+    assert kernels["ok"] is None, "a CPU has neither"
     assert whole["left_out"] == []
     assert code == 0
     assert "| tiny | ragged batch |" in (out / "gpu.md").read_text()
@@ -45,7 +49,7 @@ def test_gpu_small_call_finds_nothing_wrong(done: tuple[int, Path]) -> None:
 def test_gpu_timelines_have_chromes_format(done: tuple[int, Path]) -> None:
     _, out = done
     for rows in (1, 4):
-        trace = json.loads((out / f"timeline-tiny-{rows}.json").read_text())
+        trace = json.loads(gzip.decompress((out / f"timeline-tiny-{rows}.json.gz").read_bytes()))
         assert trace["traceEvents"]
         assert busy_seconds(trace) == (0.0, 0.0)  # a CPU has no kernels of a GPU
 
@@ -99,8 +103,10 @@ def test_gpu_call_without_a_gpu_says_so(
 def test_gpu_call_names_what_is_missing_and_how_to_get_it() -> None:
     assert missing({"no_such_module_here": "such", "torch": "torch"}) == ["such"]
     words = how_to_bring(["wasmtime", "rich"])
-    assert "pip install wasmtime rich --no-index --find-links wheels --target DIR" in words
+    assert "not installed here: wasmtime rich." in words
+    assert "benchmarks.gpu.first_contact gather" in words
     assert set(machine.SERVER_PACKAGES) >= {"wasmtime", "uvloop", "llguidance", "mcp"}
+    assert set(machine.KERNEL_PACKAGES) == {"flashinfer", "tvm_ffi"}, "each needs the other"
 
 
 def test_gpu_options_are_checked_and_small_on_a_cpu() -> None:

@@ -2,17 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from symphony_kernel.executor.base import Executor
+from symphony_kernel.executor.simulated_gpu import SimulatedGPU
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.tiers.config import TierConfig
+from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.kernel.rig import KernelRig, tokens, with_kernel
+from tests.support.kernel.rig import ANY_MS, KernelRig, tokens, with_kernel
 from tests.support.kernel.scripts import FIRST, Lip, Script
 from tests.support.run_by import run_by
 
@@ -55,6 +59,7 @@ def outcomes(
     pages: int,
     options: KernelOptions,
     run: Callable[[Lip], Coroutine[Any, Any, list[Any]]] = Lip.run,
+    device: Callable[[Clock], Executor] | None = None,
 ) -> list[Any]:
     """Return what `run` gives for each script, or its TooLargeError."""
 
@@ -76,7 +81,27 @@ def outcomes(
         await rig.gateway.check_integrity()
         return heard
 
-    return with_kernel(test, pages=pages, kernel_options=options)
+    return with_kernel(test, pages=pages, kernel_options=options, executor=device)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    scripts_of((*OPERATIONS, "generate", "generate", "complete"), much=90, lips=6),
+    st.integers(16, 300),
+    st.integers(2, 8),
+    st.integers(0, 3_000),
+)
+def test_lips_on_a_device_that_launches_ahead_get_what_each_gets_alone(
+    scripts: list[Script], tokens_max: int, rows: int, host_us: int
+) -> None:
+    def device(clock: Clock) -> Executor:
+        return SimulatedGPU(clock, 4096, costs=ANY_MS, host_us=host_us)
+
+    one_tenant = [replace(script, tenant=0) for script in scripts]
+    steps = StepLimits(tokens=tokens_max, rows=rows, quantum=16)
+    together = outcomes(one_tenant, 4096, KernelOptions(steps=steps), device=device)
+    for script, result in zip(one_tenant, together, strict=True):
+        assert outcomes([script], 4096, KernelOptions()) == [result]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

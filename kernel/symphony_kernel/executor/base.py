@@ -159,8 +159,8 @@ class Batch:
     """One step, in this order: saves, copies (group by group), poison, loads, rows."""
 
     __slots__ = (
-        "chain", "copies", "loads", "moved_seconds", "note", "poison", "rows", "saves",
-        "unadapted",
+        "chain", "copies", "loads", "moved_seconds", "note", "poison", "prepared", "results",
+        "rows", "saves", "unadapted",
     )  # fmt: skip
 
     def __init__(
@@ -183,6 +183,9 @@ class Batch:
         # Seconds that saves and loads took; the executor sets it before the step ends.
         self.moved_seconds = 0.0
         self.unadapted: list[int] = []  # rows whose adapter the executor does not have
+        # What the executor keeps for a batch that follows this one.
+        self.prepared: Any = None
+        self.results: Results = []  # once the step has ended
         self.note: Any = None  # the kernel's own: the state of its pages when it made the batch
 
     @property
@@ -197,7 +200,7 @@ class Batch:
         assert self.chain is not None
         if not self.chain.begin(results) or self.chain.tokens is None:
             return False
-        for row, token in zip(self.rows, self.chain.tokens, strict=True):
+        for row, token in zip(self.rows, self.chain.tokens, strict=False):  # others have theirs
             row.tokens = np.array([token], np.uint32)
         return True
 
@@ -276,7 +279,7 @@ class Executor(Protocol):
 
     It may also have `start(batch) -> StepFuture[Results]`: `run` without a coroutine, which the
     step loop prefers. `follows` says that it takes batches that follow others; the results of such
-    a batch are empty if it never began.
+    a batch are empty if it never began. `launches_ahead` says that it launches them before that.
     """
 
     model: ModelInfo

@@ -27,6 +27,7 @@ _FORBIDDEN = struct.Struct("<IfIf")
 _HEADS = (64, 1_024)
 # Logarithms are float32, a millionth off: of ten equal tokens nine have 0.9, or a little less.
 _MASS_SLACK = 1e-5
+_DRAWN_AT_ONCE = 64  # rows whose noise a GPU has at a time
 _ROWS_AT_ONCE = 8  # where rows are sorted: their keys fit into the processor's cache
 
 
@@ -314,10 +315,18 @@ def noise_from(tokens: Tensor, halves: Tensor) -> Tensor:
 
 
 def _draw(scaled: Tensor, _: Sequence[Sampling], keys: UInt64) -> Tensor:
-    """Return a token of each row. Row by row: one row's noise fits into the cache."""
+    """Return a token of each row: row by row on a CPU, whose cache has room for one's noise."""
+    return draw_in_parts(scaled, keys, 1 if scaled.device.type == "cpu" else _DRAWN_AT_ONCE)
+
+
+def draw_in_parts(scaled: Tensor, keys: UInt64, rows: int) -> Tensor:
+    """Return a token of each row of [w, vocab_size] scaled logits, so many rows at a time."""
     ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    drawn = [noise(ids, keys[i : i + 1])[0].add_(row).argmax(-1) for i, row in enumerate(scaled)]
-    return torch.stack(drawn)
+    drawn = [
+        noise(ids, keys[begin : begin + rows]).add_(scaled[begin : begin + rows]).argmax(-1)
+        for begin in range(0, len(scaled), rows)
+    ]
+    return torch.cat(drawn)
 
 
 def _draw_truncated(scaled: Tensor, samplings: Sequence[Sampling], keys: UInt64) -> Tensor:

@@ -180,7 +180,7 @@ class SimulatedExecutor:
                 return []
             if not self._free:
                 await self._clock.sleep(self._costs.seconds(batch))
-            self._last = self._results(batch)
+            self._last = batch.results = self._results(batch)
             return self._last
 
     def _results(self, batch: Batch) -> Results:

@@ -5,6 +5,7 @@ computes, so the kernel's event loop runs at the same time.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
@@ -19,6 +20,7 @@ from symphony_kernel.executor.adapters.files import open_adapter
 from symphony_kernel.executor.base import (
     AdapterSize,
     Batch,
+    KVLayout,
     ModelInfo,
     Results,
     Row,
@@ -26,6 +28,8 @@ from symphony_kernel.executor.base import (
 )
 from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
+from symphony_kernel.executor.cuda.flashinfer_kernels import find_flashinfer, unsupported
+from symphony_kernel.executor.cuda.memory import divide_memory, pages_left
 from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
@@ -48,7 +52,7 @@ from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
+from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT, LOOKAHEAD_STEPS_MAX
 from symphony_kernel.protocol.pred_options import Get
 
 _T = TypeVar("_T")
@@ -92,7 +96,9 @@ class TorchExecutor:
         self._last: Results = []  # of the last step, for a step that follows it
         # Only a CudaNetwork can launch a step before the one that it follows has ended.
         self._ahead = network if isinstance(network, CudaNetwork) else None
-        self._last_prepared: Any = None  # the step that was given last
+        self.launches_ahead = self._ahead is not None
+        # The batches that were given last, without any other work between them.
+        self._given: deque[Batch] = deque(maxlen=LOOKAHEAD_STEPS_MAX + 2)
         self._device_lost = device_lost
 
     @classmethod
@@ -146,7 +152,9 @@ class TorchExecutor:
             loading = Weights(directory, config, kind, place, progress)
             with torch.inference_mode(), loading as weights:
                 if place.type == "cuda":
-                    return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
+                    decoder = CudaDecoder(config, weights, kind)
+                    room = pages if pool_bytes is not None else _pages_left(decoder, layout, places)
+                    return CudaNetwork(decoder, room, places)
                 if library is None:
                     return TorchNetwork(Decoder(config, weights, kind, quantization), pages)
                 return NativeNetwork(
@@ -159,6 +167,8 @@ class TorchExecutor:
             network = thread.call(build)
             if isinstance(network, NativeNetwork):
                 thread.ring = network.ring
+            elif isinstance(network, CudaNetwork):
+                pages = network.page_count
             return cls(model, network, pages, places, thread, parallel.device_lost, config)
         except BaseException:
             thread.stop()
@@ -172,12 +182,18 @@ class TorchExecutor:
         prepared = self.network.prepare(batch.rows) if batch.rows else None
         self._check_adapters(batch)
         step, chain = partial(self._step, batch, prepared), batch.chain
-        if self._ahead is not None:
-            self._launch_ahead(self._ahead, batch, prepared)
+        before = self._note_given(batch, prepared) if self._ahead is not None else None
+        follows = before is not None and prepared is not None and prepared.follow(before, chain)
         if chain is None:
-            return self._thread.start(step)
-        begin = partial(self._begin_chained, chain, batch, prepared)
-        return self._thread.start(step, begin, chain.may_batch_delivery)
+            outcome = self._thread.start(step)
+        else:
+            begin = partial(self._begin_chained, chain, batch, prepared)
+            outcome = self._thread.start(step, begin, chain.may_batch_delivery)
+        if follows and self._ahead is not None and before is not None and prepared is not None:
+            # Only now that the thread begins it when the step in front has ended: a launch without
+            # a begin would leave open whether it may be revoked.
+            self._ahead.launch_after(prepared, before)
+        return outcome
 
     def _check_adapters(self, batch: Batch) -> None:
         """Note the rows whose adapter is not loaded: their results are errors."""
@@ -186,13 +202,19 @@ class TorchExecutor:
             if row.options.adapter and row.options.adapter not in loaded:
                 batch.unadapted.append(index)
 
-    def _launch_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
-        """Let the network launch a chained step early, if it has nothing but rows."""
-        before, self._last_prepared = self._last_prepared, prepared
-        if batch.chain is None or before is None or prepared is None or batch.copies:
-            return
-        if batch.saves is None and batch.loads is None and batch.poison is None:
-            network.launch_after(prepared, before, batch.chain)
+    def _note_given(self, batch: Batch, prepared: Any) -> Any:
+        """Return the prepared step behind which a batch may be launched ahead of its turn."""
+        given, chain = self._given, batch.chain
+        if prepared is None or not _may_run_ahead(batch):
+            given.clear()  # what is given next must not be launched before this
+        before = given[-1] if given else None
+        if chain is not None and chain.before is not None:
+            # In between are only steps that were revoked; other work would have cleared them.
+            before = next((each for each in given if each is chain.before), None)
+        if prepared is not None:
+            batch.prepared = prepared
+            given.append(batch)
+        return None if before is None else before.prepared
 
     def _begin_chained(self, chain: Chain, batch: Batch, prepared: Any) -> bool:
         if prepared is None:
@@ -231,7 +253,7 @@ class TorchExecutor:
         self._thread.call(lambda: self.pages.open_host(pages))
 
     async def after_steps(self, work: Callable[[], _T]) -> _T:
-        self._last_prepared = None  # what is given next must not be launched before this
+        self._given.clear()  # what is given next must not be launched before this
         return await self._thread.start(work)
 
     def _step(self, batch: Batch, prepared: Any) -> Results:
@@ -254,7 +276,7 @@ class TorchExecutor:
             results = self._rows(batch, prepared)
             for index in batch.unadapted:
                 results[index] = SyscallError(Errno.EIO, "its adapter is not loaded")
-            self._last = results
+            self._last = batch.results = results
             return results
         finally:
             if batch.saves is not None or batch.loads is not None:
@@ -265,7 +287,7 @@ class TorchExecutor:
         if not constrained:
             return self._compute(batch, prepared)
         # The masks are made while the step computes.
-        tokens = None if batch.chain is None else batch.chain.tokens
+        tokens = _late_tokens(batch)
         buffers = None if prepared is None else self.network.mask_buffers(prepared)
         self._masks.begin(batch.rows, constrained, tokens, buffers)
         results = None
@@ -329,9 +351,45 @@ def _split_places(
         yield first, requests, owners
 
 
+def _may_run_ahead(batch: Batch) -> bool:
+    """Whether a batch has nothing but rows, as what is launched ahead must."""
+    moves = batch.saves is not None or batch.loads is not None or batch.poison is not None
+    return not (batch.copies or moves)
+
+
+def _late_tokens(batch: Batch) -> list[int] | None:
+    """Return each row's only token, if all came from the step before."""
+    chain = batch.chain
+    if chain is None or chain.tokens is None:
+        return None
+    if not chain.committed:
+        return chain.tokens
+    for row, token in zip(batch.rows, chain.tokens, strict=False):  # the other rows have theirs
+        row.tokens = np.array([token], np.uint32)
+    return None
+
+
 def free_device_memory(name: str) -> int | None:
     """Return the device's free bytes; None: it uses the machine's memory."""
     return torch.cuda.mem_get_info()[0] if _device(name) == "cuda" else None
+
+
+def _pages_left(decoder: CudaDecoder, layout: KVLayout, places: int) -> int:
+    """Return the pages for which a GPU has room, when a model's weights are loaded."""
+    torch.cuda.empty_cache()  # what loading took
+    free, _ = torch.cuda.mem_get_info(decoder.device)
+    processors = torch.cuda.get_device_properties(decoder.device).multi_processor_count
+    config = decoder.config
+    library = unsupported(config, decoder.dtype) is None and find_flashinfer() is not None
+    memory = divide_memory(
+        config,
+        decoder.dtype.itemsize,
+        free,
+        logits_places=places,
+        processors=processors,
+        flashinfer=library,
+    )
+    return pages_left(layout.page_bytes, memory)
 
 
 def _device(name: str) -> str:

@@ -132,12 +132,14 @@ TENANT_ADAPTERS_LOADED_BYTES_MAX = 1 << 30
 ADAPTERS_LOADED_BYTES_MAX = 4 << 30  # of all tenants together
 
 # --- Batches (kernel) ----------------------------------------------------------------------------
-STEP_TOKENS_MAX = 512  # new tokens of one step
+STEP_TOKENS_MAX = 512  # new tokens of one step on a CPU
+GPU_STEP_TOKENS_MAX = 8_192  # on a GPU, which needs many tokens to be busy
 STEP_ROWS_MAX = 256  # sequences of one step
 # How long a launch waits for requests that are about to come, as a share of the last step's time.
 BATCH_WAIT_SHARE_MAX: Final = 0.33
 BATCH_WAIT_MS_MAX: Final = 10.0  # and no longer
 PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two fairness decisions within a step
+GPU_PREFILL_QUANTUM_TOKENS = 512  # likewise, on a GPU
 # Time of a step that has prompts and other runs' decodes: it gets as many prompt tokens as fit. An
 # operator may set it (`--max-decode-gap-ms`).
 DECODE_GAP_MS_DEFAULT = 200.0

@@ -1,6 +1,6 @@
 """Level 2, what runs now: forms one step from the waiting requests, in fair order.
 
-A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is taken a quantum at a
+A step is full at its limits of new tokens (`step_sizes`) or rows. A prompt is taken a quantum at a
 time: after each, the least served run comes first. So decodes, which cost little, are in every
 step, and a prompt gets the tokens that they leave. A tree is taken whole or not at all.
 
@@ -26,6 +26,8 @@ from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
+    GPU_PREFILL_QUANTUM_TOKENS,
+    GPU_STEP_TOKENS_MAX,
     MASKS_MS_MAX,
     PAGE_TOKENS,
     PREFILL_QUANTUM_TOKENS,
@@ -55,6 +57,13 @@ class StepLimits:
     cpu: CpuOptions = field(default_factory=CpuOptions)
 
 
+def step_sizes(computes: str) -> tuple[int, int]:
+    """Return the most tokens of a step, and the quantum, for a device (`Executor.computes`)."""
+    if computes == "cuda":
+        return GPU_STEP_TOKENS_MAX, GPU_PREFILL_QUANTUM_TOKENS
+    return STEP_TOKENS_MAX, PREFILL_QUANTUM_TOKENS
+
+
 class Chunk:
     """The tokens [start, start + count) of a request that one step computes."""
 
@@ -70,8 +79,8 @@ class Step:
     """One formed step: `chunks[i]` is row i of the batch, or its row `adopted[i]`."""
 
     __slots__ = (
-        "adopted", "batch", "began", "chunks", "decodes", "ended", "launched", "loads", "predicted",
-        "probe", "shared", "tokens",
+        "adopted", "batch", "began", "chunks", "decodes", "ended", "launched", "loads", "own",
+        "predicted", "probe", "shared", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +97,7 @@ class Step:
         self.predicted: list[tuple[str, int]] = []  # rows of predictions: tenant, entry
         self.shared: list[int] = []  # keys of pages that it computes for others, too
         self.adopted = adopted  # of a look-ahead step: the batch's rows that were adopted
+        self.own = 0  # of a mixed look-ahead step: chunks that it was formed with
 
 
 @dataclass(slots=True, eq=False)
@@ -221,6 +231,7 @@ class Batcher:
         budget: StepBudget | None = None,
         gap: float = _ENDLESS,
         without_frames: bool = False,
+        following: int = 0,
     ) -> FormedStep:
         """Take the next step's requests from the queue.
 
@@ -230,10 +241,13 @@ class Batcher:
         `without_frames`: nothing computes, and no request could run for lack of frames. First the
         oldest request of the memory queue takes the frames that are not held. If those are too few,
         admitted requests hold the rest: these run, and no other request gets a frame.
+
+        `following` rows of one token each continue the step in front. They are in the same step.
         """
         admission = self._admission
         prefill = self.limits.tokens if prefill is None else prefill
-        space = _StepSpace(self.limits.tokens, prefill, self._costs, budget, gap)
+        most = self.limits.tokens - following
+        space = _StepSpace(most, prefill, self._costs, budget, gap)
         failed = space.formed.failed
         admission.frames_held = without_frames and not admission.force_first(failed)
         if len(admission.memory_queue) and not admission.frames_held:
@@ -266,7 +280,7 @@ class Batcher:
         if chunks:
             taken = list(chunks.values())
             batch = Batch([_row(chunk) for chunk in taken])
-            formed.step = Step(taken, batch, self.limits.tokens - space.tokens)
+            formed.step = Step(taken, batch, sum(chunk.count for chunk in taken))
             formed.step.probe = probe
             formed.step.shared = space.shared
         return formed

@@ -13,6 +13,10 @@ predictions at once, and there is at most one of them ahead.
 
 A look-ahead step changes nothing before the step in front of it has ended. It is formed while no
 other request wants to run, and revoked when one comes (docs/how-it-works/look-ahead.md).
+
+On a device that launches steps ahead, a launched step is not revoked: new requests join the step
+behind it. That one is formed while the launched one computes. It is *mixed*: rows that continue
+the step in front, and behind them the chunks of queued requests, which are served at once.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -46,11 +50,13 @@ class LookAhead:
         admission: Admission,
         predictor: Predictor | None = None,
         answers_soon: Callable[[int], bool] = lambda _root: True,
+        launches_ahead: bool = False,
     ) -> None:
         self._queue = queue
         self._admission = admission
         self._predictor = predictor
         self._answers_soon = answers_soon
+        self._launches_ahead = launches_ahead
         self.steps: list[LookAheadStep] = []  # public because it is read once per request
         self._adopted: LookAheadStep | None = None  # that has become the newest step
 
@@ -93,6 +99,54 @@ class LookAhead:
         self.steps.append(lookahead)
         return lookahead
 
+    def continuing_generations(self, step: Step) -> list[tuple[int, Request]] | None:
+        """Return the generations that continue `step`: batch index and request.
+
+        None: another row may continue soon, in a way that is not known.
+        """
+        found: list[tuple[int, Request]] = []
+        for index, candidate in self._previous_rows(step):
+            if not isinstance(candidate, Request):
+                return None
+            if candidate.finished or candidate.remaining:  # its next chunk is in the queue
+                continue
+            continuation = candidate.continuation
+            if continuation is None:
+                if candidate.recomputes or self._answers_soon(candidate.root):
+                    return None
+            elif continuation.continues(1):
+                found.append((index, candidate))
+            elif not continuation.ends(1):
+                return None
+        return found
+
+    def join(
+        self, before: Step, continuing: list[tuple[int, Request]], step: Step
+    ) -> LookAheadStep:
+        """Return a formed step as the mixed step behind the newest one, `before`."""
+        candidates: list[Candidate] = []
+        rows, previous = [], []
+        stops: list[Container[int]] = []
+        for index, request in continuing:
+            row = _generation_row(request, 0)
+            if row is None:  # it is in the step behind
+                continue
+            assert request.continuation is not None
+            candidates.append(request)
+            rows.append(row)
+            previous.append(index)
+            stops.append(request.continuation.stop)
+        count = len(rows)
+        follow = Chain(previous, stops, may_batch_delivery=False, before=before.batch)
+        step.batch = Batch([*rows, *step.batch.rows], chain=follow)
+        candidates.extend(chunk.request for chunk in step.chunks)
+        step.adopted = list(range(count, len(candidates)))
+        step.own = len(step.chunks)
+        lookahead = LookAheadStep(candidates, step.batch, follow)
+        lookahead.step = step
+        self.steps.append(lookahead)
+        return lookahead
+
     def forget(self) -> None:
         """Drop all look-ahead steps: the device computes nothing."""
         self.steps, self._adopted = [], None
@@ -113,13 +167,17 @@ class LookAhead:
         if not steps:
             return None
         if steps[0].follow.revoke():  # the device has not started it, nor anything behind it
-            self.revoke()
-            self._revoked(steps.pop(0))
-            assert not steps
+            while steps:
+                steps[-1].follow.revoke()
+                self._revoked(steps.pop())
             return None
         lookahead = steps.pop(0)
         chunks, rows, kept, predicted = [], [], [], []
+        following = len(lookahead.follow.rows)
         for index in lookahead.alive:
+            if index >= following:  # of a mixed step's own
+                kept.append(index)
+                continue
             candidate = lookahead.candidates[index]
             if isinstance(candidate, Prediction):
                 if not candidate.dropped:
@@ -135,9 +193,16 @@ class LookAhead:
             self.steps = []
             return None
         self._keep_rows(lookahead, kept)
+        self._adopted = lookahead
+        mixed = lookahead.step
+        if mixed is not None:
+            assert mixed.adopted is not None
+            mixed.chunks += chunks
+            mixed.adopted += rows
+            mixed.tokens += len(chunks)
+            return mixed
         lookahead.step = Step(chunks, lookahead.batch, len(chunks), adopted=rows)
         lookahead.step.predicted = predicted
-        self._adopted = lookahead
         return lookahead.step
 
     def add_claimed(self, prediction: Prediction, request: Request) -> None:
@@ -186,6 +251,8 @@ class LookAhead:
                     continue
                 if candidate.continuation is not None:
                     if not candidate.continuation.continues(ahead + 1):
+                        if self._launches_ahead and candidate.continuation.ends(ahead + 1):
+                            continue  # the others do not wait for what its program does then
                         return []
                     continuing.append((index, candidate))
                     continue

@@ -60,6 +60,7 @@ class Scheduler:
         predictor: Predictor | None = None,
         hidden_size: int = 0,
         sharing: PrefixSharing | None = None,
+        launches_ahead: bool = False,
         windows: tuple[int | None, ...] = (),
     ) -> None:
         self._clock = clock
@@ -90,8 +91,13 @@ class Scheduler:
         self._changed = clock.now()  # when pages may last have been freed
         self._completed = clock.now()  # when the last step completed
         self._predictor = predictor
+        self._launches_ahead = launches_ahead
         self.lookahead = LookAhead(
-            self._queue, self._admission, predictor, self._anticipation.answers_soon
+            self._queue,
+            self._admission,
+            predictor,
+            self._anticipation.answers_soon,
+            launches_ahead,
         )
         # Requests whose results were computed before they came.
         self._precomputed: list[tuple[Request, Prediction]] = []
@@ -266,13 +272,18 @@ class Scheduler:
         if len(self._steps) != 1 or self._memory_queue:
             return None
         step, ahead = self._steps[0], self.lookahead
-        return ahead.form(step) if self._may_follow(step, 1 + len(ahead)) else None
+        if self._may_follow(step, 1 + len(ahead)):
+            return ahead.form(step)
+        mixed = self._launches_ahead and not len(ahead) and self._queue.requests
+        return self._form_mixed(step) if mixed and not self._queue.several else None
 
     def adopt_lookahead(self) -> Step | None:
         """Return the look-ahead step that the device started when the last step ended."""
         step = self.lookahead.adopt()
         if step is not None:
-            self._launched(step, self._clock.now())
+            if not step.own:
+                self._steps.append(step)
+            self._note_launched(step, step.chunks[step.own :], self._clock.now())
         if step is None or not self._may_follow(step, 1):
             self.lookahead.revoke()
         return step
@@ -495,11 +506,39 @@ class Scheduler:
             return None
         return self._wait_for_pages(now)
 
-    def _launched(self, step: Step, now: float) -> None:
-        """Record a step's loads, before its requests are renewed for their next token."""
+    def _form_mixed(self, before: Step) -> LookAheadStep | None:
+        """Form the step behind a computing one of generations and of queued requests.
+
+        Only if all requests have room in it: else generations would keep theirs until they end.
+        """
+        continuing = self.lookahead.continuing_generations(before)
+        if continuing is None:
+            return None
+        following, now = len(continuing), self._clock.now()
+        if following + self._queue.requests > self._batcher.limits.rows:
+            return None
+        prefill, budget, gap = self._step_space(now, following)
+        if budget is not None:
+            return None
+        formed = self._batcher.form(prefill, None, gap, following=following)
+        for request, errno in formed.failed:
+            self._fail(request, errno)
+        step = formed.step
+        if step is None:
+            return None
+        step.launched = now
         self._steps.append(step)
+        self._note_launched(step, step.chunks, now)
+        return self.lookahead.join(before, continuing, step)
+
+    def _launched(self, step: Step, now: float) -> None:
+        self._steps.append(step)
+        self._note_launched(step, step.chunks, now)
+
+    def _note_launched(self, step: Step, chunks: list[Chunk], now: float) -> None:
+        """Record the loads of a step's chunks, before their requests are renewed."""
         loads, stepwise = step.loads, set[str]()
-        for chunk in step.chunks:
+        for chunk in chunks:
             request = chunk.request
             load = loads.get(request.tenant)
             if load is None:
@@ -534,18 +573,18 @@ class Scheduler:
         loads = self._steps[-1].loads
         return tenant not in loads and queue.counter(tenant) > self._shares.reached(loads, 1)
 
-    def _step_space(self, now: float) -> tuple[int, StepBudget | None, float]:
+    def _step_space(self, now: float, following: int = 0) -> tuple[int, StepBudget | None, float]:
         """Return the prompt tokens, the tenants' budget and the seconds of the next step.
 
-        The tokens fit next to the decodes. The seconds are for a step with prompts, as
-        `decode_gap_ms` allows.
+        The tokens fit next to the decodes, and to `following` rows. The seconds are for a step with
+        prompts, as `decode_gap_ms` allows.
         """
         limits, budget = self._batcher.limits, self._shares.plan(now)
         bounded = self._prompts_are_bounded(now)
         gap = limits.decode_gap_ms / 1000 if bounded else inf
         if budget is not None:
             return limits.tokens, budget, gap
-        decodes = min(self._queue.decodes, limits.rows - 1, limits.tokens // 2)
+        decodes = min(self._queue.decodes + following, limits.rows - 1, limits.tokens // 2)
         room = limits.tokens - decodes
         if bounded:
             room = min(room, self._costs.prompt_tokens(decodes, gap))

@@ -444,6 +444,10 @@ class RunAhead:
         """Whether the step behind `tokens` more is certain, except for stop tokens."""
         return self._left > tokens and self.untaken + tokens <= self._ahead
 
+    def ends(self, tokens: int) -> bool:
+        """Whether it certainly ends within `tokens` more."""
+        return self._left <= tokens
+
     def add_taken(self, n: int) -> None:
         assert 0 < n <= self.untaken
         self.untaken -= n
@@ -526,6 +530,9 @@ class Generation(Pred):
 
     def continues(self, steps: int) -> bool:
         return self.run_ahead.continues(steps)
+
+    def ends(self, steps: int) -> bool:
+        return self.run_ahead.ends(steps)
 
     def position(self, entry: int) -> Int32:
         return self.context.positions[entry : entry + 1]

@@ -18,6 +18,7 @@ from symphony.client.views import Role
 from symphony_kernel.platform.disk_space import usual_reserve
 
 from symphony_runtime.cli.projects import NODE_MIN, WASM_TARGET, ProjectError, find_rust_toolchain
+from symphony_runtime.cli.serving.hub import parse_hub_name
 from symphony_runtime.config.serve import ServeOptions, default_data_dir
 from symphony_runtime.gateway.storage.disk_budget import parts_of
 
@@ -92,6 +93,11 @@ def _asked(name: str, *module: str) -> Check:
 
 
 def _model(model: str) -> Check:
+    wanted = parse_hub_name(model, Path())
+    if wanted is not None:
+        return Check("model", True, f"{model}: at the Hugging Face Hub; a server downloads it")
+    if model.lower().endswith(".gguf"):
+        return Check("model", Path(model).is_file(), f"{model}: a GGUF file")
     if model == "tiny":
         folder = Path(str(files("symphony_kernel"))) / "tiny_model" / "weights"
     else:

@@ -30,6 +30,7 @@ from symphony_runtime.cli.output import (
     print_json,
     print_listing,
     progress,
+    say,
     show,
     time_of,
 )
@@ -89,7 +90,7 @@ def _complain(error: Exception) -> int:
 
 # --- Commands that need no server ----------------------------------------------------------------
 def _serve(options: argparse.Namespace) -> int:
-    from symphony_runtime.cli.serve import serve
+    from symphony_runtime.cli.serving.serve import serve
     from symphony_runtime.config.serve import OptionsError
 
     try:
@@ -101,9 +102,6 @@ def _serve(options: argparse.Namespace) -> int:
 def _build(options: argparse.Namespace) -> None:
     from symphony_runtime.cli.development.languages import language_of
     from symphony_runtime.cli.projects import run_compiler
-
-    def say(words: str) -> None:
-        print(f"symphony: {words}", file=sys.stderr, flush=True)
 
     directory = options.directory.resolve()
     print(language_of(directory).build(directory, say, quick=False, run=run_compiler))
@@ -480,7 +478,7 @@ def make_parser(*, serves: bool) -> argparse.ArgumentParser:
     usual = SERVER, LISTING
     serve = add("serve", "start the server", _serve)
     if serves:
-        from symphony_runtime.cli.serve import add_serve
+        from symphony_runtime.cli.serving.serve import add_serve
 
         add_serve(serve)
     _add_run(add("run", "run a program and show its messages", _run, *usual))

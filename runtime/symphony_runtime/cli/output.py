@@ -79,6 +79,11 @@ class Meter:
             print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
 
 
+def say(words: str) -> None:
+    """Tell the user what a command does, on stderr."""
+    print(f"symphony: {words}", file=sys.stderr, flush=True)
+
+
 async def first(items: AsyncIterator[Item], limit: int) -> list[Item]:
     """Return the first `limit` items of a listing."""
     taken: list[Item] = []

@@ -2,7 +2,7 @@
 
 The file is TOML with the options' names as keys; the command line overrides it:
 
-    model = "tiny"          # or a folder in Hugging Face layout
+    model = "tiny"          # or a folder, a GGUF file or org/name
     host = "127.0.0.1"
     port = 8700
     workers = 1
@@ -65,13 +65,16 @@ def _file_table(words: str) -> Any:
     return Field(default_factory=dict, description=words, json_schema_extra=FILE_ONLY)
 
 
+_MODEL = "tiny, a folder in Hugging Face layout, a GGUF file, or org/name at the Hugging Face Hub"
+
+
 class ServeOptions(StrictModel):
     """The options of `symphony serve`. Those with a description are flags, too.
 
     Unless they are options of the file only. Those without a description are for tests.
     """
 
-    model: str = _flag("tiny", "tiny, or a folder in Hugging Face layout")
+    model: str = _flag("tiny", _MODEL)
     host: str = _flag("127.0.0.1", "the address to listen on")
     port: int = _flag(8700, "0: any free one", ge=0, le=65_535)
     tls_cert: Path | None = _flag(

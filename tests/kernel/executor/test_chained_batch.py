@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from symphony_kernel.executor.base import Results
+from symphony_kernel.executor.base import Batch, Results
 from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.platform.clock import VirtualClock
@@ -53,6 +53,43 @@ def test_chain_whose_rows_all_stop_does_not_begin() -> None:
     stops = [frozenset({3}), frozenset({4})]
     assert not Chain([0, 1], stops).begin([record(3), record(4)])
     assert Chain([0, 1], stops).begin([record(3), record(5)])
+
+
+def test_launched_chain_is_not_revoked_and_begins() -> None:
+    chain = Chain([0], [NEVER])
+    assert chain.launch()
+    assert not chain.revoke(), "its step is computed in any case"
+    assert chain.launch(), "as often as the device asks"
+    assert chain.begin([record(5)])
+    assert chain.tokens == [5]
+    assert not chain.revoke()
+
+
+def test_revoked_chain_is_not_launched() -> None:
+    chain = Chain([0], [NEVER])
+    assert chain.revoke()
+    assert not chain.launch()
+    assert not chain.begin([record(1)])
+
+
+@pytest.mark.parametrize("results", [[], [record(3)]], ids=["failed", "stopped"])
+def test_launched_chain_that_does_not_begin_counts_as_revoked(results: Results) -> None:
+    chain = Chain([0], [frozenset({3})])
+    assert chain.launch()
+    assert not chain.begin(results)
+    assert chain.revoke()
+    assert chain.tokens is None
+
+
+def test_committed_chain_begins_without_some_tokens_and_is_never_revoked() -> None:
+    before = Batch([])
+    chain = Chain([1, 0], [frozenset({3}), NEVER], before=before)
+    assert not chain.revoke()
+    assert chain.launch()
+    before.results = [SyscallError(Errno.EINVAL), record(3)]
+    assert chain.begin([]), "what came between them does not matter"
+    assert chain.tokens == [3, 0]
+    assert not chain.revoke()
 
 
 # -- On devices --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from symphony_kernel.executor.sampling import (
     SamplingRequest,
     answer,
     best_tokens,
+    draw_in_parts,
     noise,
     noise_keys,
     sample,
@@ -340,6 +341,15 @@ def test_samples_follow_the_softmax() -> None:
         counted = np.bincount(found, minlength=5)
         statistic = ((counted - expected) ** 2 / expected).sum()
         assert statistic < 18.5  # chi-square with four degrees of freedom: p > 0.001
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+def test_rows_drawn_together_get_the_tokens_of_rows_drawn_alone(rows: int) -> None:
+    """As on a GPU, where a launch for each row would take longer than its work."""
+    logits = torch.randn(70, 500, generator=torch.Generator().manual_seed(1))
+    keys = noise_keys(np.arange(70, dtype=np.uint64), np.arange(70, dtype=np.int32))
+    alone = draw_in_parts(logits, keys, 1)
+    assert draw_in_parts(logits, keys, rows).tolist() == alone.tolist()
 
 
 def test_samples_at_temperature_zero_or_top_k_one_are_argmax() -> None:

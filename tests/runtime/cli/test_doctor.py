@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from symphony_runtime.cli.doctor import _assemblyscript, _data_dir
+from symphony_runtime.cli.doctor import _assemblyscript, _data_dir, _model
 
 from tests.support.faults.small_disk import fill, small_disk
 
@@ -37,3 +37,14 @@ def test_doctor_asks_for_a_node_that_runs_the_compiler(
     assert (told.good, told.needed) == (good, False)
     assert f"node {version}" in told.words
     assert ("18 or newer" in told.words) is not good
+
+
+def test_doctor_knows_each_form_of_a_models_name(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    assert not _model(str(file)).good
+    file.touch()
+    assert _model(str(file)).good
+    assert "config.json, tokenizer.json, *.safetensors missing" in _model("./none").words
+    hub = _model("org/name@main:Q8_0")
+    assert hub.good
+    assert "at the Hugging Face Hub" in hub.words

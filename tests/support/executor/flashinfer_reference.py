@@ -25,7 +25,7 @@ class _Plan:
     page_size: int
     window_left: int
     causal: bool
-    mask: Tensor | None
+    mask: Tensor | None  # uint8, of bits
     q_type: torch.dtype
     kv_type: torch.dtype
 
@@ -41,14 +41,14 @@ def _check_table(indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_si
     assert ((last_page_len >= 1) & (last_page_len <= page_size)).all()
 
 
-def _visible(plan: _Plan, row: int, qo_len: int, kv_len: int, mask_begin: int) -> Tensor:
+def _visible(plan: _Plan, qo_len: int, kv_len: int, mask_begin: int) -> Tensor:
     """`DefaultAttention`'s mask: variants.cuh and the prefill kernel's causal one."""
     qo_idx = torch.arange(qo_len)[:, None]
     kv_idx = torch.arange(kv_len)[None]
     visible = torch.ones(qo_len, kv_len, dtype=torch.bool)
     if plan.mask is not None:
-        part = plan.mask[mask_begin : mask_begin + qo_len * kv_len]
-        visible &= part.reshape(qo_len, kv_len)
+        offset = qo_idx * kv_len + kv_idx
+        visible &= (plan.mask[mask_begin + offset // 8] >> (offset % 8) & 1).bool()
     elif plan.causal:
         visible &= kv_idx + qo_len <= kv_len + qo_idx
     if plan.window_left >= 0:
@@ -56,7 +56,9 @@ def _visible(plan: _Plan, row: int, qo_len: int, kv_len: int, mask_begin: int) -
     return visible
 
 
-def _attend(plan: _Plan, q: Tensor, cache: Tensor, out: Tensor) -> None:
+def _attend(
+    plan: _Plan, q: Tensor, cache: Tensor, out: Tensor, mask_indptr: Tensor | None = None
+) -> None:
     assert q.dtype == plan.q_type
     assert cache.dtype == plan.kv_type
     assert q.shape == out.shape == (int(plan.qo_indptr[-1]), plan.heads, plan.head_dim)
@@ -64,7 +66,6 @@ def _attend(plan: _Plan, q: Tensor, cache: Tensor, out: Tensor) -> None:
     assert q.stride(-1) == 1
     assert cache.shape[1:] == (2, plan.page_size, plan.kv_heads, plan.head_dim)
     group = plan.heads // plan.kv_heads
-    mask_begin = 0
     for row in range(len(plan.last_page_len)):
         pages = plan.indices[plan.kv_indptr[row] : plan.kv_indptr[row + 1]].long()
         assert ((pages >= 0) & (pages < len(cache))).all(), "a page that there is not"
@@ -74,15 +75,62 @@ def _attend(plan: _Plan, q: Tensor, cache: Tensor, out: Tensor) -> None:
             cache[pages, part].flatten(0, 1)[:length].double().repeat_interleave(group, 1)
             for part in (0, 1)
         )
-        visible = _visible(plan, row, end - begin, length, mask_begin)
-        mask_begin += (end - begin) * length
+        mask_begin = 0
+        if plan.mask is not None:
+            assert mask_indptr is not None
+            assert mask_indptr.dtype == torch.int32
+            mask_begin = int(mask_indptr[row])
+            assert mask_begin + -(-(end - begin) * length // 8) <= len(plan.mask)
+        visible = _visible(plan, end - begin, length, mask_begin)
         assert visible.any(dim=1).all(), "a token that sees nothing"
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].double(), keys)
         scores = scores / math.sqrt(plan.head_dim)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
-    if plan.mask is not None:
-        assert mask_begin == len(plan.mask)
+
+
+class _Module:
+    """The compiled module that a decode wrapper plans with: its arguments as in 0.6.13."""
+
+    def plan(
+        self,
+        float_workspace: Tensor,
+        int_workspace: Tensor,
+        pinned_workspace: Tensor,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_lengths: Tensor,
+        total_rows: int,
+        batch_size: int,
+        heads: int,
+        kv_heads: int,
+        page_size: int,
+        in_graph: bool,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        causal: bool,
+        window_left: int,
+        fixed_split_size: int,
+        disable_split_kv: bool,
+        colocated_blocks: int,
+    ) -> list[int]:
+        for workspace in (float_workspace, int_workspace, pinned_workspace):
+            assert workspace.dtype == torch.uint8
+        for array in (qo_indptr, kv_indptr, kv_lengths):
+            assert array.dtype == torch.int32
+            assert array.device.type == "cpu"
+            assert array.is_contiguous()
+        assert qo_indptr.tolist() == list(range(batch_size + 1))
+        assert total_rows == batch_size == len(kv_lengths) == len(kv_indptr) - 1
+        assert heads % kv_heads == 0
+        assert head_dim_qk == head_dim_vo
+        assert in_graph
+        assert not causal
+        assert window_left >= -1
+        assert (fixed_split_size, disable_split_kv, colocated_blocks) == (-1, False, 0)
+        pages = kv_indptr.diff()
+        assert (-(-kv_lengths // page_size) == pages).all()
+        return kv_lengths.tolist()
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -101,6 +149,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
         assert float_workspace_buffer.dtype == torch.uint8
         assert backend in ("auto", "fa2")
         self._tensor_cores = use_tensor_cores
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = torch.zeros(8, dtype=torch.uint8)
+        self._pin_memory_int_workspace_buffer = torch.zeros(8, dtype=torch.uint8)
+        self._plan_info: list[int] | None = None
+        self.plans = 0  # calls of `plan`, for tests
         self._buffers: tuple[Tensor, Tensor, Tensor] | None = None
         if use_cuda_graph:
             assert paged_kv_indptr_buffer is not None
@@ -110,6 +163,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
             self._buffers = (
                 paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
             )  # fmt: skip
+            self._paged_kv_indptr_buf = paged_kv_indptr_buffer
+            self._paged_kv_indices_buf = paged_kv_indices_buffer
+            self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
         self._plan: _Plan | None = None
 
     def plan(
@@ -140,8 +196,13 @@ class BatchDecodeWithPagedKVCacheWrapper:
             fixed_indptr.copy_(indptr)
             fixed_last.copy_(last_page_len)
             fixed_indices[: len(indices)].copy_(indices)
+            if self._tensor_cores:
+                self._cached_module = _Module()
+            lengths = (indptr.diff() - 1) * page_size + last_page_len
+            self._plan_info = lengths.tolist()
             indptr, last_page_len = fixed_indptr, fixed_last
             indices = fixed_indices
+        self.plans += 1
         self._plan = _Plan(
             torch.arange(len(last_page_len) + 1), indptr, indices, last_page_len,
             num_qo_heads, num_kv_heads, head_dim, page_size, window_left, False, None,
@@ -150,6 +211,10 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
     def run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor) -> Tensor:
         assert self._plan is not None
+        if self._plan_info is not None:
+            plan = self._plan
+            lengths = (plan.kv_indptr.diff() - 1) * plan.page_size + plan.last_page_len
+            assert lengths.tolist() == self._plan_info, "planned for another step"
         _attend(self._plan, q, paged_kv_cache, out)
         return out
 
@@ -161,6 +226,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert kv_layout == "NHD"
         self._backend = backend
         self._plan: _Plan | None = None
+        self._mask_indptr_buf: Tensor | None = None
 
     def plan(
         self,
@@ -172,7 +238,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         num_kv_heads: int,
         head_dim_qk: int,
         page_size: int,
-        custom_mask: Tensor | None = None,
+        packed_custom_mask: Tensor | None = None,
         causal: bool = False,
         pos_encoding_mode: str = "NONE",
         window_left: int = -1,
@@ -187,18 +253,24 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert len(qo_indptr) == len(paged_kv_indptr)
         assert qo_indptr[0] == 0
         assert (qo_indptr.diff() >= 1).all()
-        if custom_mask is not None:
+        for array in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
+            assert array.device.type == "cpu", "else plan waits for the device"
+        if packed_custom_mask is not None:
             assert self._backend == "fa2", "other kernels know no masks"
-            assert custom_mask.dtype == torch.bool
+            assert packed_custom_mask.dtype == torch.uint8
+            lengths = (paged_kv_indptr.diff() - 1) * page_size + paged_kv_last_page_len
+            # As there: in bits, which is wrong for all rows but the first.
+            self._mask_indptr_buf = torch.zeros_like(qo_indptr)
+            self._mask_indptr_buf[1:] = torch.cumsum(qo_indptr.diff() * lengths, 0)
         self._plan = _Plan(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-            num_qo_heads, num_kv_heads, head_dim_qk, page_size, window_left, causal, custom_mask,
-            q_data_type, kv_data_type or q_data_type,
+            num_qo_heads, num_kv_heads, head_dim_qk, page_size, window_left, causal,
+            packed_custom_mask, q_data_type, kv_data_type or q_data_type,
         )  # fmt: skip
 
     def run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor) -> Tensor:
         assert self._plan is not None
-        _attend(self._plan, q, paged_kv_cache, out)
+        _attend(self._plan, q, paged_kv_cache, out, self._mask_indptr_buf)
         return out
 
 

@@ -137,9 +137,9 @@ class Checkpoint:
 
     def logits(self, tokens: npt.ArrayLike, **given: Any) -> Float32:
         """Return transformers' [n, vocab] logits of a sequence."""
-        ids = torch.tensor(np.asarray(tokens, np.int64))[None]
+        ids = torch.tensor(np.asarray(tokens, np.int64), device=self.peer.device)[None]
         with torch.inference_mode():
-            out: Float32 = self.peer(ids, **given).logits[0].float().numpy()
+            out: Float32 = self.peer(ids, **given).logits[0].float().cpu().numpy()
         return out
 
     def generate(self, prompt: npt.ArrayLike, count: int) -> list[int]:

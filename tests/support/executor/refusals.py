@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from symphony_kernel import tiny_model
 
 TINY = Path(tiny_model.__file__).parent / "weights"
 SECONDS_MAX = 30.0  # other tests may use the processors
+MEMORY_KIB_MAX = 1 << 20
+
+Check = Callable[[Path], str]  # of a model; the sentence that refuses it, or ""
 
 # A small process measures: a child's peak memory begins with that of the process that started it.
 _MEASURED = """

@@ -17,8 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from tests.support.sockets import make_socket_folder
 
 _START_SECONDS_MAX = 60
@@ -44,6 +42,8 @@ class Cluster:
         return f"postgresql:///postgres?host={self.folder}&user=symphony"
 
     def new_url(self) -> str:
+        import psycopg  # not at the top: the GPU machine's tests need no PostgreSQL
+
         name = f"test_{next(self._numbers)}"
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f'CREATE SCHEMA "{name}"'.encode())
@@ -51,6 +51,8 @@ class Cluster:
 
     def cut_connections(self) -> int:
         """End all connections, as a restart does; return how many there were."""
+        import psycopg
+
         sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid()"
         with psycopg.connect(self.url, autocommit=True) as connection:
             return len(connection.execute(sql + " AND application_name = 'symphony'").fetchall())
@@ -129,6 +131,8 @@ def _as_user() -> dict[str, Any]:
 
 def _wait_until_ready(cluster: Cluster) -> None:
     until = time.monotonic() + _START_SECONDS_MAX
+    import psycopg
+
     while True:
         try:
             psycopg.connect(cluster.url).close()

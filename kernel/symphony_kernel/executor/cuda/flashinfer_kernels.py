@@ -8,15 +8,19 @@ documentation lacks:
   again before that: see `_PlannedWrapper`.
 * The decode wrapper with tensor cores is the prefill kernel, for any number of heads a group. The
   one without supports groups of 1, 2, 3, 4 and 8 only. So one compiled module does everything.
-* `packed_custom_mask` is read at offsets that count bits where the kernel expects bytes, which is
-  right for one row only. So trees pass `custom_mask`, which `plan` packs on the device; then all
-  its index tensors must be on the device, too.
+* With `custom_mask`, `plan` packs masks on the device and waits for it four times. With
+  `packed_custom_mask` it waits for nothing, but `_mask_indptr_buf`, where rows' masks begin, counts
+  bits where the kernel expects bytes (variants.cuh). So trees pass packed masks, and then set it.
+* `plan` looks for the longest row with Python's `max` over a tensor. A graph's wrapper is therefore
+  planned by its module after the first time, through attributes that are FlashInfer's own.
 * `indices` on the host are copied with a wait for the device, so they are moved before.
 * With a custom or a causal mask, `window_left` is how many entries before itself a token sees.
 """
 
+# ruff: noqa: SLF001 - FlashInfer's attributes: see the module's docstring
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +35,7 @@ _log = logging.getLogger(__name__)
 HEAD_DIMS = (64, 128, 256)  # supported by all of its operators that are used here
 _WORKSPACE_BYTES_MIN = 128 << 20  # the documentation's recommendation
 _LAYOUT = "NHD"
+_APPEND_THREADS_MAX = 1_024  # of a block, which appends one token's K and V
 # Of a tile of queries, in tokens times the heads of a group, as its scheduler picks them.
 _TILES = (16, 64, 128)
 
@@ -50,6 +55,8 @@ def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
         return f"it computes bfloat16, not {dtype}"
     if config.head_dim not in HEAD_DIMS:
         return f"it supports heads of {', '.join(map(str, HEAD_DIMS))}, not {config.head_dim}"
+    if config.kv_heads * config.head_dim // 8 > _APPEND_THREADS_MAX:
+        return f"its append has {_APPEND_THREADS_MAX} threads, a thread for 8 numbers of all heads"
     if config.hidden_size % 8 or config.intermediate_size % 8:
         return "its loads are of 16 bytes: hidden and intermediate sizes must be multiples of 8"
     return None
@@ -81,11 +88,14 @@ class _PlannedWrapper:
 
     def plan(self, **given: Any) -> None:
         """Plan the wrapper for the step that is computed next."""
+        self.plan_by(lambda: self.wrapper.plan(**given))
+
+    def plan_by(self, plan: Callable[[], None]) -> None:
         if self._planned is None:
-            self.wrapper.plan(**given)
+            plan()
             return
         self._planned.synchronize()  # returns at once before the first plan
-        self.wrapper.plan(**given)
+        plan()
         self._planned.record()
 
 
@@ -122,7 +132,7 @@ class FlashInferAttention:
             if len(plan.chunks_indptr) > 1:
                 self._plan_chunks(inputs, number, window_left(window))
             if len(plan.trees_indptr) > 1:
-                self._plan_trees(inputs, number, inputs.masks[window])
+                self._plan_trees(inputs, number)
 
     def run(self, window: int, queries: Tensor, cache: Tensor, out: Tensor) -> None:
         assert self._inputs is not None
@@ -175,17 +185,20 @@ class FlashInferAttention:
             **self._shape,
         )
 
-    def _plan_trees(self, inputs: Inputs, number: int, mask: Tensor) -> None:
-        self._wrapper("trees", number).plan(
-            qo_indptr=inputs.moved["trees_indptr"],
-            paged_kv_indptr=inputs.device("trees", number, "indptr"),
+    def _plan_trees(self, inputs: Inputs, number: int) -> None:
+        planned = self._wrapper("trees", number)
+        mask, begins = inputs.tree_mask(number)
+        planned.plan(
+            qo_indptr=inputs.packed.on_host("trees_indptr"),
+            paged_kv_indptr=inputs.host("trees", number, "indptr"),
             paged_kv_indices=inputs.device("trees", number, "indices"),
-            paged_kv_last_page_len=inputs.device("trees", number, "last_page_len"),
+            paged_kv_last_page_len=inputs.host("trees", number, "last_page_len"),
             head_dim_qk=self._head_dim,
-            custom_mask=mask,
+            packed_custom_mask=mask,
             window_left=-1,  # the mask has the window, which counts along a path
             **self._shape,
         )
+        planned.wrapper._mask_indptr_buf = begins
 
 
 class GraphAttention(FlashInferAttention):
@@ -217,6 +230,53 @@ class GraphAttention(FlashInferAttention):
                 backend="fa2",
             )
             self._wrappers["decodes", number] = _PlannedWrapper(wrapper, pages.device)
+        self._begins = torch.arange(rows + 1, dtype=torch.int32)
+
+    def _plan_decodes(self, inputs: Inputs, number: int, left: int) -> None:
+        planned = self._wrapper("decodes", number)
+        if getattr(planned.wrapper, "_cached_module", None) is None:  # it is planned first
+            super()._plan_decodes(inputs, number, left)
+        else:
+            planned.plan_by(lambda: self._plan_again(planned.wrapper, inputs, number, left))
+
+    def _plan_again(self, wrapper: Any, inputs: Inputs, number: int, left: int) -> None:
+        """Do what a wrapper's `plan` does after the first time, without Python over the rows.
+
+        As in 0.6.13, of a wrapper with tensor cores in a graph.
+        """
+        indices = inputs.device("decodes", number, "indices")
+        buffers = (
+            (wrapper._paged_kv_indptr_buf, inputs.device("decodes", number, "indptr")),
+            (
+                wrapper._paged_kv_last_page_len_buf,
+                inputs.device("decodes", number, "last_page_len"),
+            ),
+            (wrapper._paged_kv_indices_buf[: len(indices)], indices),
+        )
+        for buffer, values in buffers:
+            buffer.copy_(values, non_blocking=True)
+        rows, shape = inputs.plan.decodes, self._shape
+        wrapper._plan_info = wrapper._cached_module.plan(
+            wrapper._float_workspace_buffer,
+            wrapper._int_workspace_buffer,
+            wrapper._pin_memory_int_workspace_buffer,
+            self._begins,
+            inputs.host("decodes", number, "indptr"),
+            inputs.host("decodes", number, "lengths"),
+            rows,  # new tokens
+            rows,
+            shape["num_qo_heads"],
+            shape["num_kv_heads"],
+            shape["page_size"],
+            True,  # in a graph
+            self._head_dim,
+            self._head_dim,
+            False,  # not causal: one token sees all
+            left,
+            -1,  # no fixed size of parts
+            False,  # parts are allowed
+            0,  # no blocks of other kernels next to it
+        )
 
 
 class FlashInferOperators:

@@ -95,6 +95,11 @@ class DecodeGraphs:
         self._graphs = {size: make(size) for size in sorted(sizes, reverse=True)}
         self._indices_max = indices_max
 
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each graph."""
+        return sorted(self._graphs)
+
     def size_for(self, plan: StepPlan) -> int | None:
         if not plan.only_decodes:
             return None

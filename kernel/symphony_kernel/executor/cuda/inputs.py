@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32
-from symphony_kernel.executor.cuda.plan import Paged, StepPlan
-from symphony_kernel.executor.cuda.staging import MovedArrays, StagedArrays, to_device
+from symphony_kernel.executor.cuda.plan import Paged, StepPlan, packed_mask
+from symphony_kernel.executor.cuda.staging import MovedArrays, StagedArrays
 
 Kind = Literal["decodes", "chunks", "trees"]
-Part = Literal["indptr", "indices", "last_page_len"]
+Part = Literal["indptr", "indices", "last_page_len", "lengths"]  # lengths: of decodes alone
 KINDS: tuple[Kind, ...] = ("decodes", "chunks", "trees")
 
 
@@ -38,6 +38,11 @@ def pack(
                 arrays[f"{kind} {number} indptr"] = paged.indptr
                 arrays[f"{kind} {number} indices"] = paged.indices
                 arrays[f"{kind} {number} last_page_len"] = paged.last_page_len
+        if plan.decodes:
+            arrays[f"decodes {number} lengths"] = plan.reaches[window].decodes.lengths
+        if len(plan.trees_indptr) > 1:
+            bits, begins = packed_mask(plan.reaches[window], plan.trees_indptr)
+            arrays[f"trees {number} mask"], arrays[f"trees {number} mask_indptr"] = bits, begins
     return StagedArrays({**arrays, **others}, pinned)
 
 
@@ -49,7 +54,6 @@ class Inputs:
     windows: tuple[int | None, ...]
     packed: StagedArrays
     moved: MovedArrays
-    masks: dict[int | None, Tensor]  # of trees, by window, flat, on the device
 
     @property
     def tokens(self) -> Tensor:
@@ -63,12 +67,17 @@ class Inputs:
         """Return the same part on the device."""
         return self.moved[f"{kind} {number} {part}"]
 
+    def tree_mask(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return the trees' masks through window `number` on the device (`plan.packed_mask`).
+
+        They are uint8, with the offsets of rows in bytes.
+        """
+        bits = self.moved[f"trees {number} mask"].view(torch.uint8)
+        return bits, self.moved[f"trees {number} mask_indptr"]
+
 
 def inputs_on(
     device: torch.device, plan: StepPlan, windows: tuple[int | None, ...], packed: StagedArrays
 ) -> Inputs:
     """Move a step's arrays to a device, without waiting for it."""
-    masks = {}
-    if len(plan.trees_indptr) > 1:
-        masks = {window: to_device(plan.reaches[window].mask, device) for window in windows}
-    return Inputs(plan, windows, packed, packed.move(device), masks)
+    return Inputs(plan, windows, packed, packed.move(device))

@@ -5,7 +5,7 @@ capturing. So its tests need no GPU.
 """
 
 import logging
-import time
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Float32, Results, Row
 from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
-from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
 from symphony_kernel.executor.cuda.flashinfer_kernels import (
     FlashInferAttention,
@@ -32,7 +31,7 @@ from symphony_kernel.executor.cuda.model import CudaDecoder, Tokens
 from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
-from symphony_kernel.executor.cuda.sampler import choices_of, choose
+from symphony_kernel.executor.cuda.sampler import apply_bitmasks, choices_of, choose
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
 from symphony_kernel.executor.network import AdapterlessNetwork
 from symphony_kernel.executor.sampling import SamplingRequest, answer, host_floats
@@ -43,7 +42,7 @@ from symphony_kernel.protocol.pred_options import Get
 _log = logging.getLogger(__name__)
 
 _TOKENS_AT_FIRST = 8_192  # FlashInfer's operators have indices for so many tokens from the start
-# How long the device's thread sleeps between checks for a step that follows the running one.
+# How long the device's thread waits for a step's follower between checks for the step's end.
 _LOOK_SECONDS = 20e-6
 
 
@@ -71,7 +70,7 @@ class CudaNetwork(AdapterlessNetwork):
         self._decoder = decoder
         self._windows = decoder.windows
         self._logits_places = logits_places
-        self._padding_page = pages
+        self.page_count = self._padding_page = pages
         self._pinned = self._device.type == "cuda"
         self._pool = torch.zeros(
             (config.layers, pages + 1, 2, PAGE_TOKENS, config.kv_heads, config.head_dim),
@@ -85,6 +84,7 @@ class CudaNetwork(AdapterlessNetwork):
         self.graphs = self._make_graphs(graph_rows)
         self._hidden = self._pool.new_empty(0)
         self.launched_ahead = 0  # steps launched before the steps that they follow had ended
+        self._follower_known = threading.Event()  # a step that follows has been given
 
     # -- Kernels --------------------------------------------------------------------------------
     def _find_library(self) -> Any | None:
@@ -177,14 +177,14 @@ class CudaNetwork(AdapterlessNetwork):
         packed = pack(plan, self._windows, others, self._pinned)
         return PreparedStep(len(rows), plan, packed, choices, graph=size is not None)
 
-    def launch_after(self, step: PreparedStep, before: PreparedStep, chain: Chain) -> None:
-        """Let `step`, which follows `before`, be launched early.
+    def launch_after(self, step: PreparedStep, before: PreparedStep) -> None:
+        """Let `step`, which follows `before` (`PreparedStep.follow`), be launched early.
 
-        Called on the thread that queues steps, right after `prepare`. The step must consist of rows
-        only: no copies, no moves.
+        Called on the thread that queues steps. The step must consist of rows only: no copies, no
+        moves.
         """
-        if step.take_tokens_from(before, chain):
-            before.following = step
+        before.following = step
+        self._follower_known.set()
 
     def mask_buffers(self, step: PreparedStep) -> BitmaskBuffers | None:  # noqa: ARG002
         return None
@@ -193,8 +193,15 @@ class CudaNetwork(AdapterlessNetwork):
         """Compute a step, and launch the step that follows it, if that is known."""
         if step.launched is None:
             self._launch(step)
+        made = None
+        if step.choices.masked:
+            assert masks is not None
+            made = masks()  # while the device computes
+            self._choose(step, made)
         self._wait(step)
-        results = step.results({} if masks is None else masks())
+        if made is None:
+            made = {} if masks is None else masks()
+        results = step.results(made)
         before = step.before
         if before is not None:
             before.clear()
@@ -227,27 +234,42 @@ class CudaNetwork(AdapterlessNetwork):
         if early:
             step.copy_tokens(inputs)
         hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
-        logits = chosen = record = None
-        if step.choices.requests:
-            logits = self._decoder.logits(hidden)
-        if logits is not None and len(step.choices.chosen):
-            chosen = choose(logits, step.choices, inputs.moved)
-            record = chosen.record
+        logits = self._decoder.logits(hidden) if step.choices.requests else None
+        step.launched = Launched(inputs, logits)
+        if step.choices.masked:
+            self._note_end(step.launched)  # of all but the choice, which waits for bitmasks
+        else:
+            self._choose(step, {})
+
+    def _choose(self, step: PreparedStep, masks: RowMasks) -> None:
+        """Choose a launched step's tokens on the device, and have them brought to the host."""
+        launched, choices = step.launched, step.choices
+        assert launched is not None
+        logits = launched.logits
+        if logits is not None and len(choices.chosen):
+            moved = launched.inputs.moved
+            if choices.masked:
+                bits = [masks[row] for row in choices.masked]
+                apply_bitmasks(logits, bits, moved, self._pinned)
+            launched.chosen = chosen = choose(logits, choices, moved)
+            launched.record = chosen.record
             if self._pinned:
-                record = torch.empty(record.shape, dtype=record.dtype, pin_memory=True)
-                record.copy_(chosen.record, non_blocking=True)
-        done = None
+                record = torch.empty(chosen.record.shape, dtype=torch.int32, pin_memory=True)
+                launched.record = record.copy_(chosen.record, non_blocking=True)
+        self._note_end(launched)
+
+    def _note_end(self, launched: Launched) -> None:
+        """Record an event behind all that a step has launched so far."""
         if self._pinned:
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        step.launched = Launched(inputs, logits, chosen, record, done)
+            launched.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.done.record()
 
     def _launch_following(self, step: PreparedStep) -> bool:
-        """Launch the step that follows a running step; return whether that is known."""
+        """Launch the step that follows a running step; False: none is known that may run."""
         following = step.following
-        if following is None:
+        if following is None or not following.take():
             return False
-        if following.launched is None and following.waits:
+        if following.launched is None:
             try:
                 self._launch(following, early=True)
             # not an error of this step; the following step is launched in its turn
@@ -258,13 +280,14 @@ class CudaNetwork(AdapterlessNetwork):
         return True
 
     def _wait(self, step: PreparedStep) -> None:
-        """Wait for a step's end; in a chain, check for the next step meanwhile."""
+        """Wait for a step's end, and launch the step behind it as soon as that is known."""
         assert step.launched is not None
         done = step.launched.done
+        self._follower_known.clear()
         while not self._launch_following(step):
-            if step.before is None or done is None or _has_ended(done):
+            if done is None or not step.choices.whole or _has_ended(done):
                 break
-            time.sleep(_LOOK_SECONDS)
+            self._follower_known.wait(_LOOK_SECONDS)
         step.launched.wait()
 
     def _outputs(self, inputs: Inputs) -> Tensor:

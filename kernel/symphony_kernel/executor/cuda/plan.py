@@ -256,6 +256,20 @@ def _trees_mask(rows: Sequence[Row], window: int | None) -> Bool:
     return np.concatenate(masks) if masks else np.empty(0, np.bool_)
 
 
+def packed_mask(reach: Reach, trees_indptr: Int32) -> tuple[Int32, Int32]:
+    """Return the trees' masks as FlashInfer's kernel reads them: bits, and where rows begin.
+
+    Bits are little-endian in bytes; each row begins with a byte. Both are int32: four bytes a
+    number, zeros behind the last, and offsets in bytes [rows + 1].
+    """
+    counts = np.diff(trees_indptr) * reach.trees.lengths
+    parts = np.split(reach.mask, np.cumsum(counts)[:-1])
+    bits = np.concatenate([np.packbits(part, bitorder="little") for part in parts])
+    words = np.zeros(-(-len(bits) // 4), np.int32)
+    words.view(np.uint8)[: len(bits)] = bits
+    return words, _indptr([-(-int(count) // 8) for count in counts])
+
+
 def visible_in_tree(row: Row, window: int | None) -> Bool:
     """Return [q, entries]: which entries a tree's new tokens see, from its first page."""
     assert row.parents is not None

@@ -2,7 +2,8 @@
 
 Greedy and sampled tokens, with and without truncation, take a few operators for all places at once.
 The noise is that of `sampling`, a function of seed, position and token id. One small copy brings
-the tokens to the host. `sampling.answer` computes the rest: biases, masks, other results, and the
+the tokens to the host. The bitmasks of constrained rows come to the device in one copy, when the
+host has made them. `sampling.answer` computes the rest: biases, other masks and results, and the
 rare place whose truncation reaches beyond the tokens that are sorted here.
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Row
+from symphony_kernel.executor.base import Int32, Row, UInt32
 from symphony_kernel.executor.cuda.staging import MovedArrays
 from symphony_kernel.executor.sampling import (
     SamplingRequest,
@@ -43,6 +44,7 @@ class SamplingChoices:
     drawn: Int32  # indices into `chosen` of places that are not greedy
     truncated: Int32  # indices into `drawn` of places with top_k, top_p or min_p
     places: list[slice]  # of each request
+    masked: list[int]  # rows with a bitmask, each with one place whose token is chosen here
 
     @property
     def whole(self) -> bool:
@@ -54,7 +56,8 @@ def choices_of(
     rows: Sequence[Row], owners: Sequence[int]
 ) -> tuple[SamplingChoices, dict[str, Int32]]:
     """Return the requests of a step's rows, and the arrays that the device needs."""
-    requests, left, places = [], [], []
+    requests, left, places, masked = [], [], [], []
+    masked_places: list[int] = []
     chosen: list[int] = []
     samplings: list[Sampling] = []
     known: dict[int, Sampling | None] = {}  # most rows share their options
@@ -68,15 +71,23 @@ def choices_of(
         if key not in known:
             known[key] = _sampling_of(row.options)
         sampling = known[key]
-        if sampling is None or row.matcher is not None:
+        if sampling is None:
             left.append(number)
         else:
+            if row.matcher is not None:
+                masked.append(owner)
+                masked_places.append(first)
             chosen.extend(range(first, end))
             samplings.extend([sampling] * (end - first))
     hot = [number for number, given in enumerate(samplings) if given.temperature != 0.0]
     cut = [place for place, number in enumerate(hot) if _is_truncated(samplings[number])]
-    choices = SamplingChoices(requests, _int32(chosen), left, _int32(hot), _int32(cut), places)
-    return choices, _arrays(choices, [samplings[number] for number in hot])
+    choices = SamplingChoices(
+        requests, _int32(chosen), left, _int32(hot), _int32(cut), places, masked
+    )
+    arrays = _arrays(choices, [samplings[number] for number in hot])
+    if masked:
+        arrays["masked"] = _int32(masked_places)
+    return choices, arrays
 
 
 def _arrays(choices: SamplingChoices, samplings: list[Sampling]) -> dict[str, Int32]:
@@ -108,7 +119,7 @@ def _sampling_of(options: PredOptions) -> Sampling | None:
     """Return the sampling of a token, None: `sampling.answer` computes the result."""
     if options.get not in (Get.ARGMAX, Get.SAMPLE) or options.logprobs:
         return None
-    if options.shapes_logits:
+    if options.shapes_logits or options.forbidden:
         return None
     return (options.sampling or Sampling()) if options.get is Get.SAMPLE else _GREEDY
 
@@ -126,6 +137,27 @@ class SampledTokens:
 
     tokens: Tensor  # [w] int64 by place, zero where no token was chosen
     record: Tensor  # [c, 3] int32 of the chosen ones
+
+
+def apply_bitmasks(
+    logits: Tensor, masks: Sequence[UInt32], moved: MovedArrays, pinned: bool
+) -> None:
+    """Rule out tokens in the [w, vocab_size] logits of the masked places, in place.
+
+    `masks` are [ceil(vocab_size / 32)] each, in the order of those places: bit t % 32 of word
+    t // 32 allows token t.
+    """
+    host = torch.empty((len(masks), len(masks[0])), dtype=torch.int32, pin_memory=pinned)
+    np.stack(masks, out=host.numpy().view(np.uint32))
+    words = host.to(logits.device, non_blocking=True)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    ruled_out = (words[:, :, None] >> shifts & 1 == 0).flatten(1)[:, : logits.shape[1]]
+    if len(masks) == len(logits):
+        logits.masked_fill_(ruled_out, float("-inf"))
+        return
+    places = moved["masked"].long()
+    masked = logits.index_select(0, places).masked_fill_(ruled_out, float("-inf"))
+    logits.index_copy_(0, places, masked)
 
 
 def choose(logits: Tensor, choices: SamplingChoices, moved: MovedArrays) -> SampledTokens:

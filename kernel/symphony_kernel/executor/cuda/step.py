@@ -5,9 +5,9 @@
    the GPU             N computes ───────┴── N+1 computes ──────┴── ...
 
 A step that follows another is launched before that has ended, with tokens that never leave the GPU.
-That has no effect until the step begins (`chained_batch.Chain`): it writes entries after the ends
-of its rows' files, which are not read. If the step is revoked or does not begin, its results are
-dropped.
+From then on it cannot be revoked (`chained_batch.Chain`). It has no effect until it begins: it
+writes entries after the ends of its rows' files, which are not read. If it does not begin, its
+results are dropped.
 """
 
 from collections.abc import Mapping
@@ -35,10 +35,10 @@ class Launched:
     """What a launched step has on the device."""
 
     inputs: Inputs
-    logits: Tensor | None  # [w, vocab_size], if results are left to compute from them
-    chosen: SampledTokens | None
-    record: Tensor | None  # of `chosen`, on its way to the host
-    done: "torch.cuda.Event | None"  # None: done already, on a CPU
+    logits: Tensor | None  # [w, vocab_size], if there are places
+    chosen: SampledTokens | None = None
+    record: Tensor | None = None  # of `chosen`, on its way to the host
+    done: "torch.cuda.Event | None" = None  # None: done already, on a CPU
 
     def wait(self) -> None:
         if self.done is not None:
@@ -65,13 +65,13 @@ class PreparedStep:
     chain: Chain | None = None
     following: "PreparedStep | None" = None
 
-    @property
-    def waits(self) -> bool:
-        return self.chain is None or self.chain.waits
+    def take(self) -> bool:
+        """Take the step for a launch ahead of its turn, after which nothing revokes it."""
+        return self.chain is None or self.chain.launch()
 
     def set_tokens(self, tokens: list[int]) -> None:
-        """Set each row's token, in a decode step that begins."""
-        assert self.plan.only_decodes
+        """Set the tokens of the rows that follow others, the step's first, when it begins."""
+        assert len(tokens) <= self.plan.decodes
         if self.launched is not None:
             assert self.before is not None
             if self.before.tokens_final:
@@ -80,9 +80,18 @@ class PreparedStep:
             self.launched = None
         self.packed.put("tokens", tokens)
 
-    def take_tokens_from(self, before: "PreparedStep", chain: Chain) -> bool:
-        """Take the tokens from a step on the device, if possible; return whether it is."""
-        if not (self.plan.only_decodes and self.choices.whole and before.choices.whole):
+    def follow(self, before: "PreparedStep", chain: Chain | None) -> bool:
+        """Follow a step on the device, with tokens from there; return whether that is possible.
+
+        The rows that take tokens come first, and have one token each. So `plan_step` keeps them
+        first. Without a chain no row takes one.
+        """
+        if not (self.choices.whole and before.choices.whole):
+            return False
+        if chain is None:
+            self.before = before
+            return True
+        if len(chain.rows) > self.plan.decodes:
             return False
         places = before.choices.places
         first = dict(zip(before.plan.owners, places, strict=True))
@@ -98,8 +107,11 @@ class PreparedStep:
         assert self.before is not None
         assert self.before.launched is not None
         chosen = self.before.launched.chosen
+        count = len(self.sources)
+        if not count:
+            return
         assert chosen is not None
-        tokens, count = chosen.tokens, len(self.sources)
+        tokens = chosen.tokens
         if count != len(tokens) or not np.array_equal(self.sources, np.arange(count)):
             tokens = tokens.index_select(0, to_device(self.sources, tokens.device))
         inputs.tokens[:count].copy_(tokens)

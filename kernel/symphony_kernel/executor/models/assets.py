@@ -4,6 +4,7 @@ The executor takes its `ModelInfo` from here. The kernel sends the rest to the w
 tokenize in their own processes.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,22 @@ from symphony_kernel.executor.models.file_reader import (
     TOKENIZER_BYTES_MAX,
     CheckpointError,
     parse_json,
-    read_file,
-    read_optional,
-    read_optional_json,
     shown,
     text_of,
+)
+from symphony_kernel.executor.models.gguf.container import is_gguf
+from symphony_kernel.executor.models.model_files import (
+    ModelFiles,
+    open_model,
+    optional_json,
+    required,
 )
 
 # Up to this size of weights "auto" computes in float32: bfloat16 would save nothing worth having,
 # and greedy output is then exactly the same in every batch.
 AUTO_FLOAT32_BYTES_MAX = 64 << 20
 
+_SPLIT = re.compile(r"-00001-of-\d{5}\Z")  # of a GGUF file in several parts
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -44,7 +50,7 @@ class ModelAssets:
 
 
 def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -> ModelAssets:
-    """Read everything but the weights of a checkpoint in Hugging Face layout.
+    """Read everything but the weights of a folder in Hugging Face layout, or of a GGUF file.
 
     `dtype` is what the executor will compute in: auto, fp32 or bf16. "auto" is the checkpoint's
     dtype (float16 becomes bfloat16), but float32 for small models. `name` overrides the
@@ -52,11 +58,12 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
 
     Raises CheckpointError: a file is missing or broken, or the model is not supported.
     """
-    config = load_config(directory)
-    tokenizer, parsed = _tokenizer(directory, config)
-    settings = read_optional_json(directory / "tokenizer_config.json")
-    path = directory / "generation_config.json"
-    generation = Fields(read_optional_json(path), str(path))
+    config, files = load_config(directory), open_model(directory)
+    tokenizer, parsed = _tokenizer(files, config)
+    settings = optional_json(files, "tokenizer_config.json")
+    generation = Fields(
+        optional_json(files, "generation_config.json"), str(files.where("generation_config.json"))
+    )
     eos = generation.ids("eos_token_id") or config.eos
     bos = generation.ids("bos_token_id")[:1] or (() if config.bos is None else (config.bos,))
     model = ModelInfo(
@@ -65,33 +72,34 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
         eos=_in_vocabulary(f"{directory}: eos_token_id", eos, config),
         bos=next(iter(_in_vocabulary(f"{directory}: bos_token_id", bos, config)), None),
         max_context=config.max_context,
-        dtype=resolve_dtype(dtype, config, directory),
+        dtype=resolve_dtype(dtype, config, files),
         hidden_size=config.hidden_size,
         windows=config.windows,
     )
     return ModelAssets(
         model=model,
         tokenizer_json=tokenizer,
-        chat_template=_chat_template(directory, settings),
-        special=_special(directory, settings, parsed, model),
-        embedding=_embedding(directory),
+        chat_template=_chat_template(files, settings),
+        special=_special(files, settings, parsed, model),
+        embedding=_embedding(files),
     )
 
 
-def resolve_dtype(dtype: str, config: ModelConfig, directory: Path) -> str:
+def resolve_dtype(dtype: str, config: ModelConfig, files: ModelFiles) -> str:
     if dtype in _DTYPES:
         return _DTYPES[dtype]
     if dtype != "auto":
         raise CheckpointError(f"dtype must be auto, fp32 or bf16, not {dtype!r}")
-    files = (path for path in directory.glob("*.safetensors") if path.is_file())
-    weights = sum(path.stat().st_size for path in files)
+    weights = sum(path.stat().st_size for path in files.weights())
     if config.dtype == "float32" or weights <= AUTO_FLOAT32_BYTES_MAX:
         return "float32"
     return "bfloat16"
 
 
 def _name(directory: Path) -> str:
-    """Return the directory's name, or the repository's in a Hugging Face cache."""
+    """Return the directory's or file's name, or the repository's in a Hugging Face cache."""
+    if is_gguf(directory):
+        return _SPLIT.sub("", directory.stem)
     path = directory.resolve()
     if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
         return path.parents[1].name.removeprefix("models--").replace("--", "/")
@@ -107,13 +115,13 @@ def _in_vocabulary(key: str, ids: tuple[int, ...], config: ModelConfig) -> tuple
     return ids
 
 
-def _tokenizer(directory: Path, config: ModelConfig) -> tuple[bytes, dict[str, Any]]:
+def _tokenizer(files: ModelFiles, config: ModelConfig) -> tuple[bytes, dict[str, Any]]:
     """Return tokenizer.json, raw and parsed.
 
     Added tokens may lie outside the vocabulary, as some models' do.
     """
-    path = directory / "tokenizer.json"
-    data = read_file(path, TOKENIZER_BYTES_MAX)
+    path = files.where("tokenizer.json")
+    data = required(files, "tokenizer.json", TOKENIZER_BYTES_MAX)
     parsed = parse_json(path, data)
     model = parsed.get("model")
     if not isinstance(model, dict):
@@ -137,28 +145,27 @@ def _tokenizer(directory: Path, config: ModelConfig) -> tuple[bytes, dict[str, A
     return data, parsed
 
 
-def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
+def _chat_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
     """Return the first template of the three places that transformers has used."""
-    plain = directory / "chat_template.jinja"
-    found = read_optional(plain)
+    found = files.read("chat_template.jinja")
     if found is not None:
-        return text_of(plain, found)
+        return text_of(files.where("chat_template.jinja"), found)
     given = settings.get("chat_template")
     if given is None:
-        given = read_optional_json(directory / "chat_template.json").get("chat_template")
+        given = optional_json(files, "chat_template.json").get("chat_template")
     if isinstance(given, list):
         templates = [t for t in given if isinstance(t, dict) and t.get("name") == "default"]
         given = templates[-1].get("template") if templates else None
     if given is not None and not isinstance(given, str):
-        raise CheckpointError(f"{directory}: the chat template must be text")
+        raise CheckpointError(f"{files.path}: the chat template must be text")
     return given
 
 
 def _special(
-    directory: Path, settings: dict[str, Any], tokenizer: dict[str, Any], model: ModelInfo
+    files: ModelFiles, settings: dict[str, Any], tokenizer: dict[str, Any], model: ModelInfo
 ) -> dict[str, str]:
     """Return the texts of bos and eos, from the tokenizer's settings or by their ids."""
-    older = read_optional_json(directory / "special_tokens_map.json")
+    older = optional_json(files, "special_tokens_map.json")
     ids = {"bos_token": model.bos, "eos_token": model.eos[0] if model.eos else None}
     return {
         key: _text_of(settings.get(key, older.get(key))) or _text_by_id(tokenizer, token)
@@ -166,14 +173,14 @@ def _special(
     }
 
 
-def _embedding(directory: Path) -> dict[str, Any]:
+def _embedding(files: ModelFiles) -> dict[str, Any]:
     """Return the `pooling` of sentence-transformers, and the `dimensions` of a Matryoshka model.
 
     `pooling` is "last" unless the directory says "mean"; `dimensions` are the lengths to which an
     embedding may be cut, None for any.
     """
-    config = read_optional_json(directory / "config.json")
-    pooling = read_optional_json(directory / "1_Pooling" / "config.json")
+    config = optional_json(files, "config.json")
+    pooling = optional_json(files, "1_Pooling/config.json")
     cuts = config.get("matryoshka_dimensions")
     dimensions: list[int] | None = None if config.get("is_matryoshka") is True else []
     if isinstance(cuts, list) and all(type(cut) is int and cut > 0 for cut in cuts):

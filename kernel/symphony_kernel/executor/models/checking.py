@@ -1,4 +1,4 @@
-"""Checks a model's directory before it is loaded: without torch, and bounded.
+"""Checks a model's folder or GGUF file before it is loaded: without torch, and bounded.
 
 Strangers wrote the files: a tokenizer or a chat template may need any amount of memory, or never
 end. So a child process checks them. It may use CHECK_BYTES_MAX of memory, and limited processor
@@ -18,12 +18,15 @@ from pathlib import Path
 from symphony_kernel.executor.models.assets import ModelAssets, load_assets
 from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.model_files import open_model
 from symphony_kernel.executor.models.tensor_headers import check_tensors
 from symphony_kernel.platform.rlimits import lower_limit
 from symphony_kernel.protocol.limits import CHAT_TEXT_MAX
 
 CHECK_BYTES_MAX = 896 << 20
-# Of processor time. A tokenizer of 262,144 tokens takes a second or two.
+# Of processor time. A tokenizer of 262,144 tokens takes a second or two, and to read it from a GGUF
+# file two or three.
+SETTINGS_SECONDS_MAX = 40
 TOKENIZER_SECONDS_MAX = 20
 TEMPLATE_SECONDS_MAX = 1  # for one word
 _REFUSED = 3  # an exit code: the last line is the reason
@@ -33,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_model(directory: Path, dtype: str) -> None:
-    """Check all files of a model's directory but the tensors' values.
+    """Check a model's folder or GGUF file: all but the tensors' values.
 
     Raises CheckpointError: the model cannot be used.
     """
@@ -49,7 +52,8 @@ def check_model(directory: Path, dtype: str) -> None:
     if done.returncode == -signal.SIGPROF:
         raise CheckpointError(
             f"{last} takes more processor time than is supported "
-            f"({TEMPLATE_SECONDS_MAX} s for a chat template, {TOKENIZER_SECONDS_MAX} s for others)"
+            f"({TEMPLATE_SECONDS_MAX} s for a chat template, {TOKENIZER_SECONDS_MAX} s for a "
+            f"tokenizer, {SETTINGS_SECONDS_MAX} s for the rest)"
         )
     if done.returncode:
         _log.info(
@@ -63,11 +67,13 @@ def check_model(directory: Path, dtype: str) -> None:
 
 def _check(directory: Path, dtype: str) -> None:
     _say(f"{directory}: what describes the model")
+    signal.setitimer(signal.ITIMER_PROF, SETTINGS_SECONDS_MAX)  # then SIGPROF ends the process
     assets = load_assets(directory, dtype)
     _say(f"{directory}: the head of the weights")
     check_tensors(directory, load_config(directory))
-    _say(str(directory / "tokenizer.json"))
-    _check_tokenizer(directory / "tokenizer.json", assets)
+    path = open_model(directory).where("tokenizer.json")
+    _say(str(path))
+    _check_tokenizer(path, assets)
     if assets.chat_template is not None:
         _say(f"{directory}: the chat template")
         _check_template(directory, assets.chat_template, assets.special)
@@ -76,7 +82,7 @@ def _check(directory: Path, dtype: str) -> None:
 def _check_tokenizer(path: Path, assets: ModelAssets) -> None:
     from tokenizers import Tokenizer
 
-    signal.setitimer(signal.ITIMER_PROF, TOKENIZER_SECONDS_MAX)  # then SIGPROF ends the process
+    signal.setitimer(signal.ITIMER_PROF, TOKENIZER_SECONDS_MAX)
     try:
         tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
     except Exception as error:  # the library raises no other kind

@@ -1,4 +1,4 @@
-"""Reads the files of a model's directory, without blocking and up to a size."""
+"""Reads a model's files, without blocking and up to a size."""
 
 import json
 import os
@@ -94,9 +94,3 @@ def parse_json(path: Path, data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return value
-
-
-def read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, {} if there is no file; CheckpointError."""
-    found = read_optional(path)
-    return {} if found is None else parse_json(path, found)

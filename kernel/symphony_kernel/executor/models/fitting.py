@@ -18,13 +18,16 @@ from symphony_kernel.executor.models.shapes import layer_elements
 from symphony_kernel.protocol.limits import KV_POOL_BYTES_DEFAULT, KV_POOL_PAGES_MAX
 
 _log = logging.getLogger(__name__)
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 _WEIGHT_BYTES = {"int8": (1, 1), "int4": (0.5, 1)}  # of layers, and of the head; without scales
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """A model in a `dtype` of torch's name, over `ranks`, each with a pool."""
+    """A model in a `dtype` of torch's name, over `ranks`, each with a pool.
+
+    `held` are the bytes of a quantized checkpoint's matrices (see `tensor_headers.held_bytes`).
+    """
 
     directory: Path
     config: ModelConfig
@@ -32,14 +35,17 @@ class MemoryNeeds:
     quantize: str = "none"
     ranks: int = 1
     pool_bytes: int | None = None
+    held: int | None = None
 
     def check_host(self, available: int | None) -> None:
         """Check that all ranks fit into `available` bytes of this machine's memory.
 
         Raises CheckpointError: they do not.
         """
-        products, head = _WEIGHT_BYTES.get(self.quantize, (_ELEMENT_BYTES[self.dtype],) * 2)
+        products, head = _WEIGHT_BYTES.get(self.quantize, (ELEMENT_BYTES[self.dtype],) * 2)
         weights = int(products * self._products() + head * self._head())
+        if self.held is not None and self.ranks == 1:
+            weights = self.held  # with any `quantize`
         limit = "this machine, or its cgroup, can give"
         self._check(weights, self.ranks, limit, available, usual_pool=False)
 
@@ -48,7 +54,7 @@ class MemoryNeeds:
         elements = self._products() // self.ranks + self._head()  # the embedding is whole
         if not self.config.tied:
             elements += self._head() // self.ranks
-        weights = _ELEMENT_BYTES[self.dtype] * elements
+        weights = ELEMENT_BYTES[self.dtype] * elements
         self._check(weights, 1, "the device has free", available, usual_pool=True)
 
     def _products(self) -> int:
@@ -70,6 +76,8 @@ class MemoryNeeds:
         if available is None:
             return
         held = f"as {self.dtype}" + ("" if self.quantize == "none" else f", in {self.quantize}")
+        if weights == self.held:
+            held = "as the files have them"
         words = f"{self.directory}: the weights take {_mib(weights)} ({held})"
         limit = f"{whose} {_mib(available)}"
         if weights > available:

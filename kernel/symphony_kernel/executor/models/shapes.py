@@ -7,6 +7,8 @@ from symphony_kernel.executor.models.config import ModelConfig, TensorNames
 
 Shapes = dict[str, tuple[int, ...]]
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 class Product(StrEnum):
     """The products of a layer, by their names in most checkpoints."""
@@ -122,14 +124,14 @@ def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     The embedding and the last layer come first: they say most about the model's sizes.
     """
     hidden, vocabulary = config.hidden_size, config.vocab_size
-    yield "model.embed_tokens.weight", (vocabulary, hidden)
+    yield EMBEDDING, (vocabulary, hidden)
     shapes = _products(config) | _norms(config)
     for index in reversed(range(config.layers)):
         for name, shape in shapes.items():
             yield f"model.layers.{index}.{name}", shape
     yield "model.norm.weight", (hidden,)
     if not config.tied:
-        yield "lm_head.weight", (vocabulary, hidden)
+        yield HEAD, (vocabulary, hidden)
 
 
 def _products(config: ModelConfig) -> Shapes:

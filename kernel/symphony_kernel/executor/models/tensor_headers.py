@@ -1,14 +1,14 @@
-"""The headers of safetensors files, checked without reading a tensor.
+"""The tensors that a model has, checked without reading one.
 
-The format: eight bytes with the header's length, the header (JSON: dtype, shape and offsets of each
-tensor), and the tensors, without gaps.
+The format of safetensors: eight bytes with the header's length, the header (JSON: dtype, shape and
+offsets of each tensor), and the tensors, without gaps.
 """
 
 import math
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import (
@@ -19,26 +19,20 @@ from symphony_kernel.executor.models.file_reader import (
     read_optional,
     shown,
 )
-from symphony_kernel.executor.models.shapes import tensor_shapes
+from symphony_kernel.executor.models.gguf.container import is_gguf, read_gguf
+from symphony_kernel.executor.models.gguf.tensors import GgufTensor, checkpoint_tensors
+from symphony_kernel.executor.models.packed.parts import PackedTensor, join_parts
+from symphony_kernel.executor.models.packed.scheme import load_scheme
+from symphony_kernel.executor.models.packed.stored import DTYPE_BYTES, Stored
+from symphony_kernel.executor.models.shapes import EMBEDDING, tensor_shapes
 
 INDEX = "model.safetensors.index.json"
 # Buffers that older versions of transformers saved; they follow from the configuration.
 _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 _LENGTH_BYTES = 8
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_DTYPES_REFUSED = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E5M2FNUZ": 1,
-    "F8_E4M3FNUZ": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "C64": 8,
-}  # fmt: skip
 
-
-class Header(NamedTuple):
-    """One tensor's file, dtype and shape."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
+TensorHeader: TypeAlias = Stored | PackedTensor | GgufTensor
 
 
 class Place(NamedTuple):
@@ -50,7 +44,7 @@ class Place(NamedTuple):
     end: int
 
 
-def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Header]:
+def check_tensors(path: Path, config: ModelConfig) -> dict[str, TensorHeader]:
     """Compare a configuration with the tensors, before memory is allocated for them.
 
     Returns the tensors of the model, by name.
@@ -58,35 +52,62 @@ def check_tensors(directory: Path, config: ModelConfig) -> dict[str, Header]:
     Raises CheckpointError: a file is broken, or a tensor is missing, unexpected, of another shape
     or of an unsupported dtype.
     """
-    headers, mine = read_headers(directory), {}
+    headers, mine = _all_tensors(path, config), {}
     for name, shape in tensor_shapes(config):
         found = headers.pop(name, None)
         if found is None:
-            raise CheckpointError(f"{directory} has no tensor {name}")
+            raise CheckpointError(f"{path} has no tensor {name}")
         if found.shape != shape:
             raise CheckpointError(
                 f"{name} in {found.path} has shape {shown(found.shape)}, "
                 f"config.json implies {shape}"
             )
-        if found.dtype not in _DTYPE_BYTES:
-            raise CheckpointError(
-                f"{name} in {found.path} is {found.dtype}: quantized, not supported"
-            )
+        refused = found.refused()
+        if refused is not None:
+            raise CheckpointError(f"{name} in {found.path} {refused}")
         mine[name] = found
     if config.tied:
         headers.pop("lm_head.weight", None)
     left = sorted(name for name in headers if not _IGNORED.search(name))
     if left:
         names = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
-        raise CheckpointError(f"{directory} has {len(left)} unexpected tensors: {names}")
+        raise CheckpointError(f"{path} has {len(left)} unexpected tensors: {names}")
     return mine
 
 
-def read_headers(directory: Path) -> dict[str, Header]:
+def held_bytes(path: Path, config: ModelConfig, element_bytes: int) -> int | None:
+    """Return the bytes of all products' matrices, at least, as native kernels hold them.
+
+    None: the model's weights are not quantized. Scales are left out. CheckpointError.
+    """
+    tensors = check_tensors(path, config)
+    matrices = [
+        each for name, each in tensors.items() if len(each.shape) == 2 and name != EMBEDDING
+    ]
+    if config.tied:
+        matrices.append(tensors[EMBEDDING])  # the head, too
+    if all(each.held_bits is None for each in matrices):
+        return None
+    bits = (math.prod(each.shape) * (each.held_bits or 8 * element_bytes) for each in matrices)
+    return sum(bits) // 8
+
+
+def _all_tensors(path: Path, config: ModelConfig) -> dict[str, TensorHeader]:
+    """Return all tensors of a folder or a GGUF file by the names of checkpoints."""
+    if is_gguf(path):
+        return {**checkpoint_tensors(read_gguf(path), config.heads, config.kv_heads)}
+    headers = read_headers(path)
+    scheme = load_scheme(path)
+    if scheme is None:
+        return {**headers}
+    return {**join_parts(headers, scheme, dict(tensor_shapes(config)))}
+
+
+def read_headers(directory: Path) -> dict[str, Stored]:
     """Return the tensors of all files of a checkpoint by name; CheckpointError."""
     index = _index(directory)
     files = sorted(set(index.values())) if index is not None else ["model.safetensors"]
-    found: dict[str, Header] = {}
+    found: dict[str, Stored] = {}
     for name in files:
         if Path(name).name != name:
             raise CheckpointError(
@@ -115,9 +136,10 @@ def _index(directory: Path) -> dict[str, str] | None:
     return {tensor: str(name) for tensor, name in places.items()}
 
 
-def _read_header(path: Path) -> dict[str, Header]:
+def _read_header(path: Path) -> dict[str, Stored]:
     return {
-        name: Header(path, place.dtype, place.shape) for name, place in read_places(path).items()
+        name: Stored(name, path, place.dtype, place.shape)
+        for name, place in read_places(path).items()
     }
 
 
@@ -153,13 +175,13 @@ def _entry(path: Path, name: str, entry: Any, first: int) -> Place:
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     place: Any = entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES | _DTYPES_REFUSED:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _broken(path, f"{where} has the unknown dtype {shown(dtype)}")
     if not _are_sizes(shape):
         raise _broken(path, f"{where} has the shape {shown(shape)}")
     if not _are_sizes(place) or len(place) != 2:
         raise _broken(path, f"{where} has the data_offsets {shown(place)}")
-    wanted = (_DTYPE_BYTES | _DTYPES_REFUSED)[dtype] * math.prod(shape)
+    wanted = DTYPE_BYTES[dtype] * math.prod(shape)
     if place[1] - place[0] != wanted:
         size = shown(place[1] - place[0])
         words = f"{where} has {size} bytes, its dtype and shape take {shown(wanted)}"

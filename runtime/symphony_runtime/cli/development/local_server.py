@@ -19,6 +19,7 @@ from symphony.client.places import place_of, read_place
 from symphony_runtime.cli.output import CommandError, printable
 from symphony_runtime.cli.project_settings import FILE
 from symphony_runtime.cli.servers import choose
+from symphony_runtime.cli.serving.hub import locate_model, parse_hub_name
 
 START_SECONDS_MAX = 120  # a large model takes long
 _STOP_SECONDS_MAX = 10
@@ -77,7 +78,11 @@ async def own_server(
     the message has the end of its log.
     """
     serve = checked_options(directory, serve)
-    say(f"starting a server with the model {printable(serve.get('model', MODEL_DEFAULT))}")
+    model = serve.get("model", MODEL_DEFAULT)
+    say(f"starting a server with the model {printable(model)}")
+    if model != MODEL_DEFAULT:
+        # Here, because the server's start has a time limit and its log is hidden.
+        serve["model"] = await asyncio.to_thread(locate_model, str(model), directory, say)
     with tempfile.TemporaryDirectory(prefix="symphony-dev-") as name:
         folder = Path(name)
         config = folder / FILE
@@ -101,7 +106,9 @@ def checked_options(directory: Path, serve: Mapping[str, Any]) -> dict[str, Any]
             "`symphony serve` with a configuration of your own, and name it with --server"
         )
     options, model = dict(serve), serve.get("model", MODEL_DEFAULT)
-    if isinstance(model, str) and model != MODEL_DEFAULT:
+    if not isinstance(model, str) or model == MODEL_DEFAULT:
+        return options
+    if parse_hub_name(model, directory) is None:
         options["model"] = str(directory / Path(model).expanduser())
     return options
 

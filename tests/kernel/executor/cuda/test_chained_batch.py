@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.support.executor.chains import NEVER, chained_batches, one_by_one, ro
 from tests.support.executor.cuda import CPU_WAYS, SIZES, WAYS, Way, load_cuda
 from tests.support.executor.models import (
     POOL_PAGES,
+    VOCAB,
+    Allows,
     ExecutorRig,
     as_logits,
     copy_of,
@@ -146,6 +149,171 @@ def test_chained_step_that_does_not_begin_changes_nothing(
     assert empty == [[], []]
     assert relative_error(as_logits(last[0]), expected[18:]) < way.tolerance
     assert network_of(rig).launched_ahead == int(stopped), "stops are known only afterwards"
+
+
+def test_launched_step_is_not_revoked_nor_launched_again(
+    rig: ExecutorRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [rig.table(STEPS)]
+    expected = unchained(rig, tables, [SAMPLE])
+    network, launch = network_of(rig), network_of(rig)._launch
+    batches = chained_batches(3, tables, [SAMPLE])
+    launches: list[bool] = []
+    revoked: list[bool] = []
+
+    def launch_and_revoke(step: PreparedStep, early: bool = False) -> None:
+        launch(step, early)
+        launches.append(early)
+        if early:  # a request has come
+            assert step.chain is not None
+            revoked.append(step.chain.revoke())
+
+    monkeypatch.setattr(network, "_launch", launch_and_revoke)
+    assert list(map(tokens_of, run_held(rig, batches))) == expected[:3]
+    assert launches == [False, True, True]
+    assert revoked == [False, False]
+
+
+def test_mixed_step_is_launched_ahead_behind_revoked_ones(rig: ExecutorRig) -> None:
+    tables = [rig.table(STEPS) for _ in range(2)]
+    options = [SAMPLE, ARGMAX]
+    expected = unchained(rig, tables, options)
+    prompt, other = random_tokens(21), rig.table(40)
+    [logits] = rig.logits([make_row(prompt, rig.table(21))])
+
+    def batches() -> Iterator[Batch]:
+        first = Batch(rows_at(0, tables, options, [1, 1]))
+        yield first
+        revoked = [Chain([0, 1], [NEVER] * 2), Chain([0, 1], [NEVER] * 2)]
+        for start, chain in enumerate(revoked, 1):
+            yield Batch(rows_at(start, tables, options), chain=chain)
+        for chain in reversed(revoked):
+            assert chain.revoke()
+        rows = [*rows_at(1, tables, options), make_row(prompt[:16], other, 0, ARGMAX)]
+        mixed = Batch(rows, chain=Chain([0, 1], [NEVER] * 2, before=first))
+        yield mixed
+        rows = [*rows_at(2, tables, options), make_row(prompt[16:], other, 16, ARGMAX)]
+        yield Batch(rows, chain=Chain([0, 1], [NEVER] * 2, before=mixed))
+
+    first, *empty, second, third = run_held(rig, batches())
+    assert empty == [[], []]
+    assert tokens_of(first) == expected[0]
+    assert tokens_of(second)[:2] == expected[1]
+    assert tokens_of(third) == [*expected[2], int(logits[20].argmax())]
+    assert network_of(rig).launched_ahead == 2
+
+
+def test_constrained_steps_are_launched_ahead_with_allowed_tokens(rig: ExecutorRig) -> None:
+    """Each bitmask comes while its step computes; the next step takes the token from there."""
+    tables = [rig.table(STEPS) for _ in range(3)]
+    allowed = [[4, 9, 50], list(range(0, VOCAB, 2))]
+
+    def batches(tables: list[Int32]) -> list[Batch]:
+        made = chained_batches(STEPS, tables, [SAMPLE, ARGMAX, LIKELY])
+        for batch in made:
+            batch.rows[0].matcher, batch.rows[2].matcher = map(Allows, allowed)
+        return made
+
+    found = [tokens_of(results) for results in run_held(rig, batches(tables))]
+    assert network_of(rig).launched_ahead == STEPS - 1
+    assert all(one in allowed[0] and three in allowed[1] for one, _, three in found)
+    again, tokens = [rig.table(STEPS) for _ in range(3)], [1] * 3
+    for start, (batch, expected) in enumerate(zip(batches(again), found, strict=True)):
+        for row, token in zip(batch.rows, tokens, strict=True):
+            row.tokens = np.array([token], np.uint32)
+        batch.chain = None
+        tokens = tokens_of(asyncio.run(rig.executor.run(batch)))
+        assert tokens == expected, start
+
+
+@pytest.mark.parametrize("what", ["work", "moves"])
+def test_mixed_step_is_not_launched_before_other_work_in_between(
+    rig: ExecutorRig, what: str
+) -> None:
+    """Such as pages that come from elsewhere, which the step's new rows read."""
+    tables, prompt = [rig.table(STEPS)], random_tokens(17)
+    source, target = rig.table(17), rig.table(17)
+    rig.run([make_row(prompt[:16], source, 0, ARGMAX)])
+    [expected] = rig.logits([make_row(prompt, rig.table(17))])
+    copies = [copy_of(source, target, np.arange(16))]
+    first = Batch(rows_at(0, tables, [ARGMAX], [1]))
+    rows = [*rows_at(1, tables, [ARGMAX]), make_row(prompt[16:], target, 16, ARGMAX)]
+    mixed = Batch(rows, chain=Chain([0], [NEVER], before=first))
+    may_begin = threading.Event()
+
+    async def main() -> Results:
+        executor = rig.executor
+        executor._thread.start(lambda: may_begin.wait(20))
+        executor.start(first)
+        if what == "moves":
+            executor.start(Batch([], copies))
+        else:
+            work = asyncio.ensure_future(
+                executor.after_steps(lambda: rig.executor.pages.copy(*copies))
+            )
+            await asyncio.sleep(0)
+        outcome = executor.start(mixed)
+        may_begin.set()
+        found = await outcome
+        if what == "work":
+            await work
+        return found
+
+    assert tokens_of(asyncio.run(main()))[1] == int(expected[16].argmax())
+    assert network_of(rig).launched_ahead == 0
+
+
+def test_plain_step_behind_another_is_launched_ahead(rig: ExecutorRig) -> None:
+    one, two = random_tokens(9), random_tokens(20)
+    expected = rig.logits([make_row(one, rig.table(9)), make_row(two, rig.table(20))])
+    batches = [Batch([make_row(each, rig.table(20), 0, ARGMAX)]) for each in (one, two)]
+    found = run_held(rig, batches)
+    assert [tokens_of(results) for results in found] == [
+        [int(logits[-1].argmax())] for logits in expected
+    ]
+    assert network_of(rig).launched_ahead == 1
+
+
+class _Running:
+    """An event of a step that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def query(self) -> bool:
+        return self.ended.is_set()
+
+    def synchronize(self) -> None:
+        assert self.ended.wait(20)
+
+
+def test_first_step_launches_a_follower_that_is_given_while_it_computes(rig: ExecutorRig) -> None:
+    network, tables = network_of(rig), [rig.table(STEPS)]
+    before = network.prepare(rows_at(0, tables, [ARGMAX], [1]))
+    step = network.prepare(rows_at(1, tables, [ARGMAX]))
+    assert before is not None
+    assert step is not None
+    running = _Running()
+
+    def wait_for_first() -> None:
+        with torch.inference_mode():
+            network._launch(before)
+            assert before.launched is not None
+            before.launched.done = running  # type: ignore[assignment]
+            network._wait(before)
+
+    thread = threading.Thread(target=wait_for_first)
+    thread.start()
+    assert step.follow(before, Chain([0], [NEVER]))
+    network.launch_after(step, before)
+    for _ in range(2000):
+        if network.launched_ahead:
+            break
+        time.sleep(0.005)
+    assert network.launched_ahead == 1, "while the first step computes"
+    assert not running.ended.is_set()
+    running.ended.set()
+    thread.join()
 
 
 def test_chained_step_with_copies_is_not_launched_ahead(rig: ExecutorRig) -> None:

@@ -41,6 +41,8 @@ def config(tmp_path: Path) -> ModelConfig:
         ({}, torch.bfloat16, None),
         ({}, torch.float32, "bfloat16"),
         ({"head_dim": 80}, torch.bfloat16, "heads of 64, 128, 256, not 80"),
+        ({"kv_heads": 64, "head_dim": 128}, torch.bfloat16, None),
+        ({"kv_heads": 64, "head_dim": 256}, torch.bfloat16, "its append has 1024 threads"),
         ({"hidden_size": 52}, torch.bfloat16, "multiples of 8"),
         ({"intermediate_size": 84}, torch.bfloat16, "multiples of 8"),
     ],

@@ -6,7 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from symphony_kernel.executor.base import Row
-from symphony_kernel.executor.cuda.plan import Paged, Reach, empty_plan, padded, plan_step
+from symphony_kernel.executor.cuda.plan import (
+    Paged,
+    Reach,
+    empty_plan,
+    packed_mask,
+    padded,
+    plan_step,
+)
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions
 
@@ -151,3 +158,19 @@ def test_plan_arrays_have_the_types_of_flashinfer() -> None:
             assert paged.indptr[-1] == len(paged.indices)
         assert reach.mask.dtype == np.bool_
     assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_packed_masks_have_each_row_from_a_byte_on(window: int | None) -> None:
+    plan = plan_step(mixed_rows(), [window])
+    reach, counts = plan.reaches[window], np.diff(plan.trees_indptr)
+    words, begins = packed_mask(reach, plan.trees_indptr)
+    assert words.dtype == begins.dtype == np.int32
+    data, at = words.view(np.uint8), 0
+    for row, (count, length) in enumerate(zip(counts, reach.trees.lengths, strict=True)):
+        size = int(count * length)
+        bits = np.unpackbits(data[begins[row] : begins[row + 1]], bitorder="little")
+        assert bits[:size].tolist() == reach.mask[at : at + size].tolist()
+        at += size
+    assert at == len(reach.mask)
+    assert begins[-1] <= len(data) < begins[-1] + 4

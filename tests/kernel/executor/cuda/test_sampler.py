@@ -1,6 +1,9 @@
 """Tokens that the device samples, against `sampling` on the host."""
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from symphony_kernel.executor.base import Row
@@ -9,6 +12,7 @@ from symphony_kernel.executor.cuda.sampler import (
     HEAD,
     SampledTokens,
     SamplingChoices,
+    apply_bitmasks,
     choices_of,
     choose,
 )
@@ -17,7 +21,7 @@ from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.cuda import ON_GPU
-from tests.support.executor.models import PAIR, make_row, random_tokens
+from tests.support.executor.models import PAIR, Allows, make_row, mask_of, random_tokens
 
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 SAMPLINGS = [
@@ -47,8 +51,13 @@ def chosen_of(
     return choices, choose(logits.to(device), choices, moved)
 
 
-def expected_of(rows: list[Row], logits: torch.Tensor) -> np.ndarray:
-    asks = [SamplingRequest(row.options, row.seed, row.positions[row.places]) for row in rows]
+def expected_of(
+    rows: list[Row], logits: torch.Tensor, masks: dict[int, npt.NDArray[np.uint32]] | None = None
+) -> np.ndarray:
+    asks = [
+        SamplingRequest(row.options, row.seed, row.positions[row.places], (masks or {}).get(number))
+        for number, row in enumerate(rows)
+    ]
     results = answer(logits.clone(), asks)
     assert all(isinstance(result, bytes) for result in results)
     return np.frombuffer(b"".join(r for r in results if isinstance(r, bytes)), PAIR)
@@ -136,3 +145,43 @@ def test_options_that_are_rare_are_left_to_sampling() -> None:
     expected = expected_of([rows[1], rows[5]], logits[[1, 5]])
     assert chosen.record[:, 0].tolist() == expected["token"].tolist()
     assert chosen.tokens.tolist() == [0, expected["token"][0], 0, 0, 0, expected["token"][1]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("constrained", [range(len(SAMPLINGS)), (1, 4, 6)], ids=["all", "some"])
+def test_constrained_places_get_the_tokens_that_sampling_gives_them(
+    device: str, constrained: Sequence[int]
+) -> None:
+    vocab = 1001  # no multiple of a word
+    rows, random = rows_with(SAMPLINGS), np.random.default_rng(3)
+    masks = {}
+    for number in constrained:
+        allowed = random.choice(vocab, 40 if number % 2 else 1, replace=False).tolist()
+        rows[number].matcher = Allows(allowed)
+        masks[number] = np.frombuffer(mask_of(allowed, 32 * -(-vocab // 32)), np.uint32)
+    logits = logits_of(len(rows), vocab, 6)
+    expected = expected_of(rows, logits, masks)
+    choices, arrays = choices_of(rows, range(len(rows)))
+    assert choices.whole
+    assert choices.masked == list(constrained)
+    moved = StagedArrays(arrays, pinned=device == "cuda").move(torch.device(device))
+    there = logits.to(device)
+    apply_bitmasks(there, [masks[number] for number in choices.masked], moved, device == "cuda")
+    chosen = choose(there, choices, moved)
+    record = chosen.record.cpu().numpy()
+    decided = record[:, 2] == 1
+    assert decided.mean() > 0.8
+    assert record[decided, 0].tolist() == expected["token"][decided].tolist()
+    values = np.ascontiguousarray(record[:, 1]).view(np.float32)
+    np.testing.assert_allclose(values[decided], expected["value"][decided], atol=1e-4)
+
+
+def test_constrained_rows_whose_answer_needs_more_are_left_to_sampling() -> None:
+    rows = rows_with([None, None, Sampling()])
+    for row in rows:
+        row.matcher = Allows([3])
+    rows[0].options = PredOptions(logprobs=2)
+    rows[1].options = PredOptions(forbidden=True)
+    choices, _ = choices_of(rows, range(3))
+    assert choices.left == [0, 1]
+    assert choices.masked == [2]

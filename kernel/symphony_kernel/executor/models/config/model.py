@@ -12,12 +12,9 @@ from symphony_kernel.executor.base import KVLayout
 from symphony_kernel.executor.models.config.families import family_settings
 from symphony_kernel.executor.models.config.fields import Fields
 from symphony_kernel.executor.models.config.parts import Activation, Experts, Rope, TensorNames
-from symphony_kernel.executor.models.file_reader import (
-    CheckpointError,
-    parse_json,
-    read_file,
-    shown,
-)
+from symphony_kernel.executor.models.file_reader import parse_json, shown
+from symphony_kernel.executor.models.model_files import open_model, required
+from symphony_kernel.executor.models.packed.scheme import QUANTIZATION_KEYS, scheme_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +89,12 @@ def load_config(directory: Path) -> ModelConfig:
 
     Raises CheckpointError: the file is missing or broken, or has an unsupported setting.
     """
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory")
-    path = directory / "config.json"
-    return parse_config(Fields(parse_json(path, read_file(path)), str(path)))
+    files = open_model(directory)
+    path = files.where("config.json")
+    values = parse_json(path, required(files, "config.json"))
+    if scheme_of(values, str(path)) is not None:
+        values = {key: value for key, value in values.items() if key not in QUANTIZATION_KEYS}
+    return parse_config(Fields(values, str(path)))
 
 
 def parse_config(fields: Fields) -> ModelConfig:

@@ -94,7 +94,7 @@ class AdaptedRows {
         if (empty()) return;
         index_ = layer * ADAPTER_PARTS + static_cast<int32_t>(part);
         panels_ = matrix.count;
-        const Cut cut = cut_matrix(matrix, inputs.rows, team.threads());
+        const Cut cut = cut_product(matrix, inputs.rows, team.threads());
         // Which panel a thread probably takes next: see `multiply`.
         ahead_ = cut.panels == 1 && cut.row_tasks == 1 ? team.threads() : 1;
         const auto blocks = static_cast<int32_t>(blocks_);

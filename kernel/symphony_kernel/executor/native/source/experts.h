@@ -129,7 +129,7 @@ void multiply_routed(Team &team, const Routing &routing, int32_t experts, const 
         const int32_t row = routing.begin(expert), end = routing.end(expert);
         if (row == end) continue;
         const Matrix &mine = matrix(expert);
-        const Cut cut = cut_matrix(mine, end - row, team.threads());
+        const Cut cut = cut_product(mine, end - row, team.threads());
         tasks += cut.panel_tasks * cut.row_tasks;
         jobs.push_back({&mine, row, end, cut, tasks});
     }

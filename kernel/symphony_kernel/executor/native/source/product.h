@@ -217,6 +217,16 @@ inline Cut cut_product(int32_t count, int64_t row_dots, int64_t panel_bytes, int
     return cut;
 }
 
+inline Cut cut_product(const Matrix &matrix, int32_t rows, int32_t threads) {
+    if (matrix.quantized()) {
+        constexpr int64_t BLOCK_DOTS = BLOCK * PANEL / LINE_BYTES;
+        return cut_product(matrix.count, matrix.blocks() * BLOCK_DOTS,
+                           matrix.format.panel_bytes(matrix.depth), TILE_ROWS, rows, threads);
+    }
+    return cut_product(matrix.count, static_cast<int64_t>(matrix.units) * 2,
+                       static_cast<int64_t>(matrix.panel_units() * 4), ROWS_MAX, rows, threads);
+}
+
 // Calls work(panel, next panel, first row, end of rows) for all parts of a product, on the team's
 // threads.
 template <class Work>
@@ -232,17 +242,6 @@ void run_cut(Team &team, const Cut &cut, int32_t count, int32_t rows, const Work
             work(index, std::min(after, count - 1), row, std::min(row + cut.rows, rows));
         }
     });
-}
-
-// The same for a matrix and so many rows.
-inline Cut cut_matrix(const Matrix &matrix, int32_t rows, int32_t threads) {
-    if (matrix.quantized()) {
-        constexpr int64_t BLOCK_DOTS = BLOCK * PANEL / LINE_BYTES;
-        return cut_product(matrix.count, matrix.blocks() * BLOCK_DOTS,
-                           matrix.format.panel_bytes(matrix.depth), TILE_ROWS, rows, threads);
-    }
-    return cut_product(matrix.count, static_cast<int64_t>(matrix.units) * 2,
-                       static_cast<int64_t>(matrix.panel_units() * 4), ROWS_MAX, rows, threads);
 }
 
 // Quantizes rows [row, end) into their tiles.
@@ -275,7 +274,7 @@ template <class T, class Out>
 void multiply(Team &team, const Matrix &matrix, const Inputs &inputs, Rows<char> &tiles,
               const Out &out) {
     if (inputs.rows == 0) return;
-    const Cut cut = cut_matrix(matrix, inputs.rows, team.threads());
+    const Cut cut = cut_product(matrix, inputs.rows, team.threads());
     if (matrix.quantized()) {
         quantize_rows<T>(team, matrix, inputs, tiles);
         run_cut(team, cut, matrix.count, inputs.rows,

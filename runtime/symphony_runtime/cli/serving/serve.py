@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from symphony_runtime.cli.output import say
+from symphony_runtime.cli.serving.hub import locate_model
 from symphony_runtime.config.serve import FILE_ONLY, ServeOptions, read_options
 
 
@@ -33,7 +35,9 @@ def serve(options: argparse.Namespace) -> int:
 
     given = {k: v for k, v in vars(options).items() if k in ServeOptions.model_fields}
     given["store"] = options.store or os.environ.get("SYMPHONY_STORE") or None
-    return run_server(read_options(options.config, given))
+    read = read_options(options.config, given)
+    model = locate_model(read.model, Path(), say)
+    return run_server(read.model_copy(update={"model": model}))
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""`symphony serve`: its flags, and models of the Hugging Face Hub."""
