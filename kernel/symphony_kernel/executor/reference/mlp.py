@@ -47,7 +47,7 @@ class RoutedMlp:
         """Return the weighted sums of the chosen experts' results, [n, hidden]."""
         weights, chosen = self._choose(self._router(self._doubled(x))[: len(x)].float())
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             rows, places = (chosen == expert).nonzero(as_tuple=True)
             mlp, mine = self._mlps[expert], self._doubled(x.index_select(0, rows))
             found = mlp.down(mlp.middle(mine))[: len(rows)].float()
