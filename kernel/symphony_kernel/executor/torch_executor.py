@@ -137,8 +137,7 @@ class TorchExecutor:
         pages = pool_pages(layout, pool_bytes)
         if pages < 1:
             raise CheckpointError(f"a pool of {pool_bytes} bytes is too small for one page")
-        logits_bytes = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
-        places = max(1, logits_bytes // (4 * config.vocab_size))
+        places = _logits_places(config, place)
         thread = _start_thread(threads, delivery_ms)
 
         def build() -> Network:
@@ -430,6 +429,12 @@ def _load_native(place: torch.device) -> Library | None:
     except LibraryUnavailable as error:
         _log.warning("no native kernels, torch computes several times slower: %s", error)
         return None
+
+
+def _logits_places(config: ModelConfig, place: torch.device) -> int:
+    """Return how many rows' logits a step may hold."""
+    logits_bytes = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
+    return max(1, logits_bytes // (4 * config.vocab_size))
 
 
 def _torch_threads(said: int | None, usual: int, usable: int) -> int | None:
