@@ -205,7 +205,8 @@ def test_wheel_in_a_fresh_environment_serves_without_a_compiler(machine: Install
     # Compiled parts are the wheel's: nothing was compiled here.
     shipped = str(machine.place.parent / "lib")
     assert f"kernel: its modules are compiled: {shipped}" in (machine.home / "log").read_text()
-    assert not (machine.home / ".cache" / "symphony").exists()
+    cached = {path.suffix for path in (machine.home / ".cache" / "symphony").iterdir()}
+    assert cached == {".cwasm", ".sha256"}, "nothing but machine code of the programs that the server ships"
     doctor = {line.split()[1]: line for line in doctor_lines(machine)}
     assert doctor["host"].startswith("ok")
     assert doctor["compiled"].startswith("ok"), doctor["compiled"]

@@ -144,6 +144,7 @@ def test_row_whose_adapter_is_dropped_fails_and_no_other(rig: ExecutorRig, tmp_p
 
     async def drop() -> None:
         rig.executor.drop_adapter("a")
+        await rig.executor.after_steps(lambda: None)  # within the loop that waits for it
 
     asyncio.run(drop())
     plain, failed = rig.run(rows)
