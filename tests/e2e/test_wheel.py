@@ -206,7 +206,7 @@ def test_wheel_in_a_fresh_environment_serves_without_a_compiler(machine: Install
     shipped = str(machine.place.parent / "lib")
     assert f"kernel: its modules are compiled: {shipped}" in (machine.home / "log").read_text()
     cached = {path.suffix for path in (machine.home / ".cache" / "symphony").iterdir()}
-    assert cached == {".cwasm", ".sha256"}, "nothing but machine code of the programs that the server ships"
+    assert cached == {".cwasm", ".sha256"}, "machine code of shipped programs alone"
     doctor = {line.split()[1]: line for line in doctor_lines(machine)}
     assert doctor["host"].startswith("ok")
     assert doctor["compiled"].startswith("ok"), doctor["compiled"]
