@@ -21,6 +21,7 @@ _BELOW = (
 # The first parts of paths below /v1 that are routes of our own: their errors are problems.
 OUR_PARTS = frozenset(
     {
+        "adapters",
         "admin",
         "attached",
         "events",
