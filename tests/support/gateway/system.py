@@ -184,7 +184,8 @@ class SystemRig:
         return (self.data_dir / "admin.key").read_text().strip()
 
     def client(self) -> AsyncClient:
-        return AsyncClient(self.url, self.key, retries=0)
+        # Tests of disks read runs with much more output than a client takes by default.
+        return AsyncClient(self.url, self.key, retries=0, answer_bytes_max=1 << 30)
 
     def admin(self) -> AsyncClient:
         return AsyncClient(self.url, self.admin_key, retries=0)
