@@ -107,7 +107,8 @@ export function Chat() {
   }, [nodes, at, settings]);
   useEffect(() => {
     const served = models.value?.data.find((each) => each.owned_by === "symphony");
-    if (served && !settings.model) setSettings({ ...settings, model: served.id });
+    // Of the settings now: a name may have been typed since the last drawing.
+    if (served) setSettings((now) => (now.model ? now : { ...now, model: served.id }));
   }, [models.value]);
   const update = (id: number, change: (node: Node) => Node) =>
     setNodes((before) => before.map((node) => (node.id === id ? change(node) : node)));
