@@ -95,7 +95,7 @@ async def test_readyz_with_one_hanging_worker_and_gateway_is_told_by_the_supervi
         pids = await server.pids()
 
         async def hang() -> float:
-            """Return the seconds until the log told of both, or what took longest later."""
+            """Return the seconds until the log has both, or what took longest later."""
             before = len(server.log.read_text().splitlines())
             began = time.monotonic()
             os.kill(pids["worker-1"], signal.SIGSTOP)
