@@ -11,7 +11,7 @@ as soon as no later step can read it for its old owner.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -191,6 +191,13 @@ class Batch:
     @property
     def tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
+
+    def note_unadapted(self, loaded: Mapping[str, object] | None) -> None:
+        """Note the rows whose adapter is not in `loaded`: their results are errors."""
+        for index, row in enumerate(self.rows):
+            adapter = row.options.adapter
+            if adapter and (loaded is None or adapter not in loaded):
+                self.unadapted.append(index)
 
     def begin(self, results: "Results") -> bool:
         """Begin a chained batch, if it may begin, and give its rows their tokens.

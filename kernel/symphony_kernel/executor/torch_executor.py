@@ -179,7 +179,7 @@ class TorchExecutor:
     def start(self, batch: Batch) -> StepFuture[Results]:
         """Compute one step, in one hop to the device's thread and one hop back."""
         prepared = self.network.prepare(batch.rows) if batch.rows else None
-        self._check_adapters(batch)
+        batch.note_unadapted(self.network.adapters)
         step, chain = partial(self._step, batch, prepared), batch.chain
         before = self._note_given(batch, prepared) if self._ahead is not None else None
         follows = before is not None and prepared is not None and prepared.follow(before, chain)
@@ -193,13 +193,6 @@ class TorchExecutor:
             # a begin would leave open whether it may be revoked.
             self._ahead.launch_after(prepared, before)
         return outcome
-
-    def _check_adapters(self, batch: Batch) -> None:
-        """Note the rows whose adapter is not loaded: their results are errors."""
-        loaded = self.network.adapters or {}
-        for index, row in enumerate(batch.rows):
-            if row.options.adapter and row.options.adapter not in loaded:
-                batch.unadapted.append(index)
 
     def _note_given(self, batch: Batch, prepared: Any) -> Any:
         """Return the prepared step behind which a batch may be launched ahead of its turn."""

@@ -25,7 +25,6 @@ from zlib import crc32
 SEGMENT_BYTES: Final = 8 << 20
 SPARES_MAX: Final = 2  # segments that are kept for reuse
 SPARE_TIMES_MAX: Final = 4  # the usual size: larger ones are not kept
-_JOINED_BYTES_MAX: Final = 16 << 10  # a larger payload is copied once, not twice
 
 _HEADER = struct.Struct("<QII")
 _SUFFIX: Final = ".log"
@@ -50,11 +49,11 @@ class Log:
         """Bytes of all records in the log."""
         return self._bytes + self._at
 
-    def append(self, *parts: bytes) -> None:
-        """Write one record, of parts of a payload. OSError: no disk space, nothing is written."""
-        length = sum([len(part) for part in parts])
-        if length <= _JOINED_BYTES_MAX:
-            parts = (b"".join(parts),)
+    def append(self, payload: bytes, *more: bytes) -> None:
+        """Write one record, of one part or several. OSError: no disk space, nothing is written."""
+        length = len(payload)
+        if more:
+            length += sum(map(len, more))
         end = self._at + _HEADER.size + length
         segment = self._segments[-1]
         if end > segment.size:
@@ -62,11 +61,14 @@ class Log:
             segment, end = self._segments[-1], _HEADER.size + length
         sequence = self.sequence
         memory = segment.memory
-        check, at = sequence & 0xFFFFFFFF ^ length, end - length
-        for part in parts:
-            memory[at : at + len(part)] = part
-            check = crc32(part, check)
-            at += len(part)
+        at = end - length
+        memory[at : at + len(payload)] = payload
+        check = crc32(payload, sequence & 0xFFFFFFFF ^ length)
+        for part in more:
+            at += len(payload)
+            payload = part
+            memory[at : at + len(payload)] = payload
+            check = crc32(payload, check)
         _HEADER.pack_into(memory, self._at, sequence, length, check)
         self._at = end
         self.sequence = sequence + 1

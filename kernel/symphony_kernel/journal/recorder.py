@@ -44,6 +44,7 @@ OFFERED: Final = 8  # request, its first tokens
 SHARED: Final = 9  # request, first page, pages
 INSIDE: Final = 16  # added to the kind, when `depth` was > 0
 RECORDS_PER_CHECK: Final = 16  # of the log's size
+_JOINED_BYTES_MAX: Final = 16 << 10  # a larger payload is copied once, not twice
 
 SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 2, HELD: 2, OFFERED: 2, SHARED: 3}
 
@@ -151,8 +152,14 @@ class Recorder:
         self._parts, self._held = [], []
         self._allocations = 0
         parts[0] = TIME.pack(self.now()) + parts[0]
+        length = 0
+        for part in parts:
+            length += len(part)
         try:
-            self._log.append(*parts)
+            if length <= _JOINED_BYTES_MAX:
+                self._log.append(b"".join(parts))
+            else:
+                self._log.append(*parts)
             self.records += 1
             if not self.records % RECORDS_PER_CHECK:
                 self._written()
