@@ -15,6 +15,7 @@ from symphony_kernel.executor.adapters.files import open_adapter
 from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.shapes import Product
+from symphony_kernel.protocol.limits import ADAPTER_HEADER_BYTES_MAX
 
 from benchmarks.checkpoints import make_adapter
 from tests.support.executor.models import Checkpoint, ExecutorRig
@@ -178,6 +179,13 @@ def test_malformed_safetensors_are_refused_in_bounded_memory(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refusal(folder, model)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KB
+
+
+def test_large_header_is_refused_before_it_is_parsed(folder: Path, model: ModelConfig) -> None:
+    """Parsing it would take 25 times its bytes, and keep the kernel's loop waiting."""
+    header = b'{"__metadata__":[' + b"{}," * (ADAPTER_HEADER_BYTES_MAX // 3) + b"{}]}"
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
+    assert f"at most {ADAPTER_HEADER_BYTES_MAX} are supported" in refusal(folder, model)
 
 
 def test_missing_files_are_refused(folder: Path, model: ModelConfig, tmp_path: Path) -> None:
