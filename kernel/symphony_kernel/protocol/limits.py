@@ -123,6 +123,7 @@ FILE_TEXTS_MAX = 64  # constraints for which a KV file knows where their texts b
 
 # --- Adapters (gateway and kernel) ---------------------------------------------------------------
 ADAPTER_CONFIG_BYTES_MAX = 64 << 10  # of an adapter's adapter_config.json
+ADAPTER_HEADER_BYTES_MAX = 1 << 20  # of its weights' header: 200 layers take 0.4 MB
 ADAPTER_RANK_MAX = 256  # of each of its products
 ADAPTER_NAME_CHARACTERS_MAX = 64  # of a name
 TENANT_ADAPTERS_MAX = 64  # kept: past it 429

@@ -4,11 +4,15 @@ The simulated executor hashes an adapter's identity into each entry. So an entry
 with another adapter, or taken from another one's prefix, changes the tokens.
 """
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from symphony_kernel.executor.base import AdapterSize
+from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
@@ -308,6 +312,33 @@ def test_snapshot_of_a_recovered_kernel_has_its_adapters(tmp_path: Path) -> None
         assert answer.value == [["x", "d1", 100]]
 
     with_crashing_kernel(tmp_path / "journal", play)
+
+
+class FullExecutor(SimulatedExecutor):
+    """An executor with memory for adapters as long as their folder is small."""
+
+    def load_adapter(self, identity: str, folder: Path) -> AdapterSize:
+        size = super().load_adapter(identity, folder)
+        if size.bytes > 100:
+            torch.empty(1 << 50)  # raises what torch does
+        return size
+
+
+def test_adapter_for_which_torch_has_no_memory_is_refused_and_ends_no_kernel(
+    tmp_path: Path,
+) -> None:
+    async def play(rig: CrashingKernelRig) -> None:
+        folder = tmp_path / "adapters"
+        await put(rig.gateway, folder, {"x": "d1"})
+        weights = folder / "t" / "d1" / "weights"
+        weights.write_bytes(bytes(101))
+        given = {"tenant": "t", "digest": "d2", "folder": str(weights.parent)}
+        answer = await asyncio.wait_for(rig.gateway.ask("adapter_load", **given), 10)
+        assert answer.value == {"refused": "there is no memory for it"}
+        rig.die_and_boot()
+        assert await loaded(rig.gateway) == 1
+
+    with_crashing_kernel(tmp_path / "journal", play, device=FullExecutor)
 
 
 def test_entries_of_an_adapter_whose_files_are_gone_answer_eio_after_a_death(

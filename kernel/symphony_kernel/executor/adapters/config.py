@@ -49,7 +49,7 @@ class AdapterConfig:
     rslora: bool  # scale by the square root of the rank
     ranks: dict[str, int]  # by the end of modules' names
     alphas: dict[str, float]
-    targets: tuple[str, ...] | None  # the last parts of modules' names; None: an expression
+    targets: dict[str, None] | None  # the last parts of modules' names; None: an expression
 
     def rank_of(self, module: str) -> int:
         return self.ranks.get(_key(self.ranks, module), self.rank)
@@ -60,13 +60,21 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def targets_module(self, module: str) -> bool:
-        if self.targets is None:
-            return True
-        return any(module == each or module.endswith(f".{each}") for each in self.targets)
+        return self.targets is None or not _ends(module).isdisjoint(self.targets)
 
 
 def _key(names: "dict[str, int] | dict[str, float]", module: str) -> str:
-    return next((each for each in names if f".{module}".endswith(f".{each}")), "")
+    """Return the first of the names that a module's name ends with, "" if there is none."""
+    found = _ends(module) & names.keys()
+    if len(found) <= 1:  # nearly always: not all names, of which strangers may give thousands
+        return next(iter(found), "")
+    return next(each for each in names if each in found)
+
+
+def _ends(module: str) -> set[str]:
+    """Return the parts of a module's name that begin at its start or behind a dot."""
+    parts = module.split(".")
+    return {".".join(parts[begin:]) for begin in range(len(parts))}
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -139,9 +147,9 @@ def _pattern(values: dict[str, Any], name: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _targets(value: Any) -> tuple[str, ...] | None:
+def _targets(value: Any) -> dict[str, None] | None:
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        return tuple(value)
+        return dict.fromkeys(value)
     if isinstance(value, str) and value:
         return None  # an expression, or all-linear: the tensors' names tell
     raise AdapterError(f"target_modules must be a list of names, not {shown(value)}")

@@ -19,6 +19,7 @@ from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import shown
 from symphony_kernel.executor.models.shapes import MLP_PRODUCTS, Product, product_shapes
 from symphony_kernel.executor.models.tensor_headers import Place, read_places
+from symphony_kernel.protocol.limits import ADAPTER_HEADER_BYTES_MAX
 
 WEIGHTS: Final = "adapter_model.safetensors"
 _NAME = re.compile(
@@ -77,7 +78,7 @@ def open_adapter(folder: Path, model: ModelConfig) -> AdapterFile:
     config, path = read_config(folder), folder / WEIGHTS
     sides: dict[Where, dict[str, Place]] = {}
     scales: dict[Where, float] = {}
-    for name, place in read_places(path).items():
+    for name, place in read_places(path, ADAPTER_HEADER_BYTES_MAX).items():
         where, module, side = _parse(name, model)
         if not config.targets_module(module):
             raise AdapterError(f"{shown(name)} is not among the target_modules")

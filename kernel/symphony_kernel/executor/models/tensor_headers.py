@@ -143,8 +143,11 @@ def _read_header(path: Path) -> dict[str, Stored]:
     }
 
 
-def read_places(path: Path) -> dict[str, Place]:
-    """Return the tensors of one safetensors file by name; CheckpointError."""
+def read_places(path: Path, header_bytes_max: int = INDEX_BYTES_MAX) -> dict[str, Place]:
+    """Return the tensors of one safetensors file by name; CheckpointError.
+
+    Parsing a header takes up to 25 times its bytes of memory, and no other thread runs meanwhile.
+    """
     try:
         descriptor = open_plain(path)
     except FileNotFoundError:
@@ -152,11 +155,11 @@ def read_places(path: Path) -> dict[str, Place]:
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if not 2 <= length <= min(size - _LENGTH_BYTES, INDEX_BYTES_MAX):
+        if not 2 <= length <= min(size - _LENGTH_BYTES, header_bytes_max):
             raise _broken(
                 path,
                 f"it has {size} bytes, and its header claims {length} "
-                f"(at most {INDEX_BYTES_MAX} are supported)",
+                f"(at most {header_bytes_max} are supported)",
             )
         entries = parse_json(path, file.read(length))
     entries.pop("__metadata__", None)

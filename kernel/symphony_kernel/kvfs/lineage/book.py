@@ -28,6 +28,7 @@ class KeptTrail:
     scratch_pages: int = 0  # of all spans that are not computed in the file, at once
     lost: bool = False  # some of it cannot be recomputed
     bound: int | None = None  # a tighter bound of its scratch pages; computed when needed
+    adapters: tuple[str, ...] = ()  # that computed its spans
 
     def fits(self, pages: int, frames: int) -> bool:
         """Whether a file of so many pages can be recomputed on so many frames."""
@@ -91,7 +92,8 @@ class LineageBook:
             scratch_pages_of(span, span.length) for span in spans if span not in home
         )
         lost = any(span.lost for span in spans)
-        return KeptTrail(trail, entries, len(spans), scratch_pages, lost)
+        adapters = tuple(sorted({span.adapter for span in spans if span.adapter}))
+        return KeptTrail(trail, entries, len(spans), scratch_pages, lost, None, adapters)
 
     def within(self, tenant: str, spans: int, entries: int, instead: Lineage | None = None) -> bool:
         """Whether a tenant may keep so much for one file, in place of a lineage."""
@@ -124,8 +126,8 @@ class LineageBook:
 
     def adapters(self) -> set[str]:
         """Return the identities of all adapters that lineages have."""
-        spans = spans_of([lineage.trail for lineage in self._lineages])
-        return {span.adapter for span in spans if span.adapter}
+        # Of lineages, not of their spans, of which strangers' files may have millions.
+        return {adapter for lineage in self._lineages for adapter in lineage.kept.adapters}
 
     def charged(self, tenant: str) -> int:
         return self._charged[tenant]

@@ -3,6 +3,7 @@
 import json
 import resource
 import struct
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from symphony_kernel.executor.adapters.config import AdapterError
+from symphony_kernel.executor.adapters.config import AdapterConfig, AdapterError
 from symphony_kernel.executor.adapters.files import open_adapter
 from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.shapes import Product
+from symphony_kernel.protocol.limits import ADAPTER_HEADER_BYTES_MAX
 
 from benchmarks.checkpoints import make_adapter
 from tests.support.executor.models import Checkpoint, ExecutorRig
@@ -99,6 +101,30 @@ def test_configuration_that_is_not_supported_is_refused_by_name(
     assert words in refusal(folder, model)
 
 
+def test_thousands_of_patterns_and_targets_take_no_longer_than_one() -> None:
+    def seconds(names: list[str]) -> float:
+        values = dict.fromkeys(names, 2)
+        config = AdapterConfig(1, 1.0, False, values, {}, dict.fromkeys(names))
+
+        def read() -> None:
+            assert config.targets_module("model.layers.1.self_attn.q_proj")
+            assert config.rank_of("model.layers.1.self_attn.q_proj") == 2
+
+        return min(timeit.repeat(read, number=20, repeat=5))
+
+    few = ["self_attn.q_proj"]
+    many = [f"no{number}" for number in range(4000)] + few
+    assert seconds(many) < 20 * seconds(few)
+
+
+def test_first_of_several_patterns_counts() -> None:
+    ranks = {"no": 1, "self_attn.q_proj": 2, "q_proj": 3}
+    config = AdapterConfig(4, 1.0, False, ranks, {}, None)
+    assert config.rank_of("model.layers.1.self_attn.q_proj") == 2
+    assert config.rank_of("q_proj") == 3
+    assert config.rank_of("a_q_proj") == 4
+
+
 def test_target_without_a_tensor_is_refused(folder: Path, model: ModelConfig) -> None:
     config = json.loads((folder / CONFIG).read_text())
     config["target_modules"].append("lm_head")
@@ -178,6 +204,13 @@ def test_malformed_safetensors_are_refused_in_bounded_memory(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refusal(folder, model)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KB
+
+
+def test_large_header_is_refused_before_it_is_parsed(folder: Path, model: ModelConfig) -> None:
+    """Parsing it would take 25 times its bytes, and keep the kernel's loop waiting."""
+    header = b'{"__metadata__":[' + b"{}," * (ADAPTER_HEADER_BYTES_MAX // 3) + b"{}]}"
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
+    assert f"at most {ADAPTER_HEADER_BYTES_MAX} are supported" in refusal(folder, model)
 
 
 def test_missing_files_are_refused(folder: Path, model: ModelConfig, tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ class Codes:
         inputs = self.values.shape[1]
         if self.groups is not None:
             return values[:, self.groups]
-        return values.repeat_interleave(self.group, dim=1)[:, :inputs]
+        # A block may be far wider than the matrix.
+        return values.repeat_interleave(min(self.group, inputs), dim=1)[:, :inputs]
 
 
 def read_codes(tensor: PackedTensor, read: Read) -> Codes:

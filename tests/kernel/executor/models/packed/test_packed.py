@@ -14,6 +14,7 @@ from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.packed.scheme import scheme_of
+from symphony_kernel.executor.models.packed.values import Codes
 from symphony_kernel.executor.models.quantization import QuantizedMatrix
 from symphony_kernel.executor.models.tensor_headers import check_tensors
 from torch import Tensor
@@ -128,6 +129,14 @@ def test_inputs_that_fill_no_word_are_padded(tmp_path: Path) -> None:
     matrix = weights.take_matrix(name, 60, 76)
     assert isinstance(matrix, QuantizedMatrix)
     torch.testing.assert_close(matrix.dequantize(), values, rtol=2e-3, atol=1e-6)
+
+
+def test_block_wider_than_the_matrix_takes_no_memory() -> None:
+    outputs = 1 << 22  # a block's width of scales for each would be 1 TB
+    values = torch.ones(outputs, 1).to(torch.float8_e4m3fn)
+    scales = torch.full((outputs // 2, 1), 3.0)
+    codes = Codes(0, values, scales, torch.zeros_like(scales), group=1 << 16, rows=2)
+    assert torch.equal(codes.dequantize(torch.float32), torch.full((outputs, 1), 3.0))
 
 
 def test_scales_that_float16_cannot_hold_are_not_rounded(tmp_path: Path) -> None:
