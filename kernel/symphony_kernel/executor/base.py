@@ -323,7 +323,8 @@ class Executor(Protocol):
     def load_adapter(self, identity: str, folder: Path) -> AdapterSize:
         """Load an adapter; rows whose options have this identity use it from then on.
 
-        Blocks, on any thread. Raises AdapterError, CheckpointError: the folder cannot be used.
+        Blocks, on any thread. Raises AdapterError, CheckpointError: the folder cannot be used;
+        MemoryError.
         """
 
     def drop_adapter(self, identity: str) -> None:

@@ -219,14 +219,18 @@ class TorchExecutor:
     def load_adapter(self, identity: str, folder: Path) -> AdapterSize:
         """Load an adapter from a PEFT folder; rows may use it from then on. On any thread.
 
-        Raises AdapterError: it is not supported, or the executor has none; CheckpointError.
+        Raises AdapterError: it is not supported, or the executor has none; CheckpointError;
+        MemoryError.
         """
         adapters = self.network.adapters
         if adapters is None or self._config is None:
             raise AdapterError(f"adapters are not supported with {self.computes}")
         file = open_adapter(folder, self._config)
-        with torch.inference_mode():
-            packed = self.network.pack_adapter(file)
+        try:
+            with torch.inference_mode():
+                packed = self.network.pack_adapter(file)
+        except RuntimeError as error:  # torch reports a lack of memory so
+            raise MemoryError(str(error)) from error
         adapters[identity] = packed
         return AdapterSize(packed.bytes, file.rank)
 

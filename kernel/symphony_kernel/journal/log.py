@@ -49,11 +49,9 @@ class Log:
         """Bytes of all records in the log."""
         return self._bytes + self._at
 
-    def append(self, payload: bytes, *more: bytes) -> None:
-        """Write one record, of one part or several. OSError: no disk space, nothing is written."""
-        length = len(payload)
-        if more:
-            length += sum(map(len, more))
+    def append(self, *parts: bytes) -> None:
+        """Write one record, of parts of a payload. OSError: no disk space, nothing is written."""
+        length = sum(map(len, parts))
         end = self._at + _HEADER.size + length
         segment = self._segments[-1]
         if end > segment.size:
@@ -61,14 +59,11 @@ class Log:
             segment, end = self._segments[-1], _HEADER.size + length
         sequence = self.sequence
         memory = segment.memory
-        at = end - length
-        memory[at : at + len(payload)] = payload
-        check = crc32(payload, sequence & 0xFFFFFFFF ^ length)
-        for part in more:
-            at += len(payload)
-            payload = part
-            memory[at : at + len(payload)] = payload
-            check = crc32(payload, check)
+        at, check = end - length, sequence & 0xFFFFFFFF ^ length
+        for part in parts:
+            following = at + len(part)
+            memory[at:following] = part
+            at, check = following, crc32(part, check)
         _HEADER.pack_into(memory, self._at, sequence, length, check)
         self._at = end
         self.sequence = sequence + 1

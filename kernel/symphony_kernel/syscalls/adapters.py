@@ -38,7 +38,6 @@ from symphony_kernel.protocol.pred_options import CACHED_BYTES_MAX, PredOptions,
 _log = logging.getLogger(__name__)
 _RESOLVED_MAX: Final = 4096  # options in memory
 _WORDS_MAX: Final = 500  # characters of a refusal
-_NO_MEMORY: Final = (MemoryError, RuntimeError)  # the latter is what torch raises
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ class Adapters:
                 size, rank = await asyncio.to_thread(load) if self._threads else load()
         except (AdapterError, CheckpointError, OSError) as error:
             words = str(error).replace(f"{folder}/", "")[:_WORDS_MAX]
-        except _NO_MEMORY as error:
+        except MemoryError as error:
             _log.error("the adapter %s cannot be loaded: %s", identity, error)
             words = "there is no memory for it"
         self._charge(_owner(identity), sum(spent))
@@ -269,7 +268,7 @@ class Adapters:
         for identity, each in self.loaded.items():
             try:
                 self._executor.load_adapter(identity, Path(each.folder))
-            except (AdapterError, CheckpointError, OSError, *_NO_MEMORY) as error:
+            except (AdapterError, CheckpointError, OSError, MemoryError) as error:
                 _log.error("the adapter %s cannot be loaded again: %s", identity, error)
         for seq in list(self.pending):
             del self.pending[seq]

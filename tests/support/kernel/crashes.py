@@ -44,9 +44,9 @@ def doom(kernel: Kernel, chance: random.Random, then: Callable[[], None]) -> Non
     log = recorder._log
     append = log.append
 
-    def last(payload: bytes, *more: bytes) -> None:
+    def last(*parts: bytes) -> None:
         if written:
-            append(payload, *more)
+            append(*parts)
         recorder.abandon()
         asyncio.get_running_loop().call_soon(then)
 

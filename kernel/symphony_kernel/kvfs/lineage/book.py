@@ -28,7 +28,7 @@ class KeptTrail:
     scratch_pages: int = 0  # of all spans that are not computed in the file, at once
     lost: bool = False  # some of it cannot be recomputed
     bound: int | None = None  # a tighter bound of its scratch pages; computed when needed
-    adapters: tuple[str, ...] = ()  # that computed its spans
+    adapters: tuple[str, ...] = ()  # the identities of those that computed its spans
 
     def fits(self, pages: int, frames: int) -> bool:
         """Whether a file of so many pages can be recomputed on so many frames."""
@@ -93,7 +93,7 @@ class LineageBook:
         )
         lost = any(span.lost for span in spans)
         adapters = tuple(sorted({span.adapter for span in spans if span.adapter}))
-        return KeptTrail(trail, entries, len(spans), scratch_pages, lost, None, adapters)
+        return KeptTrail(trail, entries, len(spans), scratch_pages, lost, adapters=adapters)
 
     def within(self, tenant: str, spans: int, entries: int, instead: Lineage | None = None) -> bool:
         """Whether a tenant may keep so much for one file, in place of a lineage."""

@@ -226,3 +226,13 @@ def test_refused_adapter_leaves_nothing_in_the_executor(rig: ExecutorRig, folder
     with pytest.raises(AdapterError):
         rig.executor.load_adapter("a", folder)
     assert rig.executor.network.adapters == {}
+
+
+def test_adapter_for_which_torch_has_no_memory_leaves_nothing_in_the_executor(
+    rig: ExecutorRig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = rig.executor.network
+    monkeypatch.setattr(network, "pack_adapter", lambda _: torch.empty(1 << 50))
+    with pytest.raises(MemoryError):  # torch itself raises RuntimeError
+        rig.executor.load_adapter("a", folder)
+    assert network.adapters == {}
