@@ -55,7 +55,7 @@ from symphony_runtime.gateway.http.cors import allow_origins
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.links.startup import StartupProgress
-from symphony_runtime.gateway.mcp.handlers import MCP, McpServer
+from symphony_runtime.gateway.mcp.route import MCP, McpRoute
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.metrics.disk import measure
 from symphony_runtime.gateway.metrics.kernel import KernelMetrics
@@ -292,7 +292,7 @@ def build_app(
         middlewares.insert(0, tracing.middleware(_traced_route, lambda r: r.get(ASKING)))
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
-    app[MCP] = McpServer(server_version())
+    app[MCP] = McpRoute(server_version())
     app[ATTACHED] = AttachedRuns(services.runs, services.programs)
     app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])

@@ -31,7 +31,7 @@ from symphony_runtime.gateway.http.route import (
     Route,
 )
 from symphony_runtime.gateway.kv.routes import KV_ROUTES
-from symphony_runtime.gateway.mcp import handlers as mcp
+from symphony_runtime.gateway.mcp.route import post_message
 from symphony_runtime.gateway.metrics.history import STEPS
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openai import tasks
@@ -252,7 +252,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     *FILE_AND_BATCH_ROUTES,
     Route(
-        "POST", "/mcp", "mcp", mcp.post_message,
+        "POST", "/mcp", "mcp", post_message,
         "The Model Context Protocol: the tenant's named programs as tools (Streamable HTTP)",
         {
             200: Answer("the answer; or a stream of progress that ends with it", "McpMessage",

@@ -72,7 +72,7 @@ _CANCELLED = "notifications/cancelled"
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """What the route needs besides the services."""
+    """Answers messages. Each is a request of its own."""
 
     version: str
     calls: Calls = field(default_factory=Calls)
@@ -81,26 +81,30 @@ class McpServer:
     def about(self) -> Implementation:
         return Implementation(name="symphony", version=self.version)
 
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        check_origin(request)
+        raw = await read_body(request, "a message", RUN_BODY_BYTES_MAX)
+        try:
+            body = await _parse(request, raw)
+            message = await run_off_loop(
+                len(raw), partial(read_message, body, list(request.headers.items()))
+            )
+            if isinstance(message, JSONRPCNotification):
+                self._take_notification(request, message)
+                return web.Response(status=202)
+            return await _Exchange(self, request, message).answer()
+        except RpcError as error:
+            body = error.body()
+            return web.Response(status=error.status, body=body, content_type="application/json")
 
-MCP = web.AppKey("mcp", McpServer)
-
-
-async def post_message(request: web.Request) -> web.StreamResponse:
-    """Answer one message of an MCP client."""
-    check_origin(request)
-    raw = await read_body(request, "a message", RUN_BODY_BYTES_MAX)
-    try:
-        body = await _parse(request, raw)
-        message = await run_off_loop(
-            len(raw), partial(read_message, body, list(request.headers.items()))
-        )
-        if isinstance(message, JSONRPCNotification):
-            _take_notification(request, message)
-            return web.Response(status=202)
-        return await _Exchange(request, message).answer()
-    except RpcError as error:
-        body = error.body()
-        return web.Response(status=error.status, body=body, content_type="application/json")
+    def _take_notification(self, request: web.Request, message: JSONRPCNotification) -> None:
+        """Cancel the call that a notification names; ignore every other notification."""
+        request_id = (message.params or {}).get("requestId")
+        if message.method != _CANCELLED or not isinstance(request_id, str | int):
+            return
+        _check_not_read_only(request)
+        if (mark := _mark(request, request_id)) is not None:
+            self.calls.cancel(mark)
 
 
 async def _parse(request: web.Request, raw: bytes) -> Any:
@@ -110,16 +114,6 @@ async def _parse(request: web.Request, raw: bytes) -> Any:
         if problem.status != 400:
             raise
         raise RpcError(PARSE_ERROR, problem.detail, status=400) from None
-
-
-def _take_notification(request: web.Request, message: JSONRPCNotification) -> None:
-    """Cancel the call that a notification names; ignore every other notification."""
-    request_id = (message.params or {}).get("requestId")
-    if message.method != _CANCELLED or not isinstance(request_id, str | int):
-        return
-    _check_not_read_only(request)
-    if (mark := _mark(request, request_id)) is not None:
-        request.app[MCP].calls.cancel(mark)
 
 
 def _check_not_read_only(request: web.Request) -> None:
@@ -137,9 +131,8 @@ def _mark(request: web.Request, request_id: str | int) -> Mark | None:
 class _Exchange:
     """One request and its answer, which is a stream once there is progress to tell."""
 
-    def __init__(self, request: web.Request, message: Incoming) -> None:
-        self._request, self._message = request, message
-        self._server = request.app[MCP]
+    def __init__(self, server: McpServer, request: web.Request, message: Incoming) -> None:
+        self._server, self._request, self._message = server, request, message
         self._streams = "text/event-stream" in request.headers.get("Accept", "")
         self._stream: web.StreamResponse | None = None
         self._written = asyncio.get_running_loop().time()
