@@ -10,6 +10,8 @@ import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _LARGE_BYTES = 128 << 10  # glibc's initial value
+# For msgpack: the 256 KiB that it takes by itself would be mapped, and returned, for each message.
+PACK_BUFFER_BYTES = 4 << 10
 _ARENAS = 2  # heaps: one for the loop, one for all other threads
 
 

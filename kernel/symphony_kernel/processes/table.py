@@ -7,7 +7,7 @@ that it held. Parents may end before their children, and children before their p
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from symphony_kernel.grammar.matcher import Constraint
@@ -59,6 +59,13 @@ class Usage:
         self.prompt_tokens += other.prompt_tokens
         self.cached_tokens += other.cached_tokens
         self.completion_tokens += other.completion_tokens
+
+    def by_name(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
 
 
 @dataclass(slots=True, eq=False)
@@ -352,7 +359,7 @@ class ProcessTable:
         entry_ms = self._kvfs.quotas.close(gone.account)
         self._leave_run(gone.run)
         self._used.setdefault(gone.tenant.name, Usage()).add(gone.usage)
-        return {**asdict(gone.usage), "kv_token_ms": round(entry_ms)}
+        return {**gone.usage.by_name(), "kv_token_ms": round(entry_ms)}
 
     def end_worker(self, worker: str | None = None) -> list[int]:
         """End all instances of a worker that has died, or all instances; return them.
@@ -404,7 +411,7 @@ class ProcessTable:
             lips.setdefault(instance.tenant.name, set()).add(instance.run.root)
         return {
             name: {
-                **asdict(used.get(name, Usage())),
+                **used.get(name, Usage()).by_name(),
                 "lips": len(lips.get(name, ())),
                 "pages": tenant.account.pages,
                 "handles": tenant.handles,

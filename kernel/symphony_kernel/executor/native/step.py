@@ -7,6 +7,7 @@ and writes its requests only where they change. Other steps make new arrays.
 from collections.abc import Mapping, Sequence
 from ctypes import Structure, addressof, c_int32, c_void_p, pointer
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from symphony_kernel.protocol.errno import SyscallError
 
 UInt64 = npt.NDArray[np.uint64]
 _ROWS_MIN, _TABLES_MIN = 16, 256
+_BYTES = 4  # of an int32
 
 
 class StepRows(Structure):
@@ -54,7 +56,7 @@ class FlatStep:
     """A step's rows as C reads them, and what else a step has."""
 
     rows: StepRows
-    kept: tuple[npt.NDArray[np.generic] | None, ...]  # what `rows` points to
+    kept: tuple[npt.NDArray[np.generic], ...]  # what `rows` points to
     positions: Int32  # [tokens]
     tokens: UInt32  # [tokens]
     wanted: Int32  # [w] indices of tokens with results
@@ -63,40 +65,51 @@ class FlatStep:
 
 def flat_step(rows: Sequence[Row]) -> FlatStep:
     """Return the arrays of a step of at least one row, in the order of the rows."""
-    offsets = _offsets([len(row.tokens) for row in rows])
-    parents, trees = _trees(rows, offsets)
+    count = len(rows)
+    offsets = list(accumulate([len(row.tokens) for row in rows], initial=0))
+    pages = list(accumulate([len(row.block_table) for row in rows], initial=0))
     wanting = [i for i, row in enumerate(rows) if len(row.places)]
-    places = [rows[i].places for i in wanting]
-    wanted = np.concatenate(places, dtype=np.int32) if places else np.empty(0, np.int32)
-    if len(rows) > 1 and places:
-        wanted += np.repeat(offsets[wanting], [len(given) for given in places])
-    positions = np.concatenate([row.positions for row in rows], dtype=np.int32)
-    arrays: dict[str, npt.NDArray[np.generic] | None] = {
-        "offsets": offsets,
-        "starts": np.array([row.start for row in rows], np.int32),
-        "table_offsets": _offsets([len(row.block_table) for row in rows]),
-        "tables": np.concatenate([row.block_table for row in rows], dtype=np.int32),
-        "positions": positions,
-        "parents": parents,
-        "trees": trees,
-    }
-    addresses = {name: each.ctypes.data for name, each in arrays.items() if each is not None}
+    wanted = _wanted(rows, wanting, offsets)
+    # One array: the address of each takes longer than what is in it.
+    heads = np.array([*offsets, *pages, *[row.start for row in rows]], np.int32)
+    numbers = np.concatenate(
+        [heads, *[row.block_table for row in rows], *[row.positions for row in rows]],
+        dtype=np.int32,
+    )
+    address = numbers.ctypes.data
+    tables = len(heads)
+    first = tables + pages[-1]  # where the positions begin
+    structure = StepRows(
+        rows=count,
+        tokens=offsets[-1],
+        offsets=address,
+        table_offsets=address + _BYTES * (count + 1),
+        starts=address + _BYTES * 2 * (count + 1),
+        tables=address + _BYTES * tables,
+        positions=address + _BYTES * first,
+    )
+    kept: tuple[npt.NDArray[np.generic], ...] = (numbers,)
+    if any(row.parents is not None for row in rows):
+        parents, trees = _trees(rows, offsets)
+        structure.parents, structure.trees = parents.ctypes.data, trees.ctypes.data
+        kept = (numbers, parents, trees)
     tokens = np.concatenate([row.tokens for row in rows], dtype=np.uint32)
-    structure = StepRows(len(rows), len(tokens), **addresses)
-    return FlatStep(structure, tuple(arrays.values()), positions, tokens, wanted, wanting)
+    return FlatStep(structure, kept, numbers[first:], tokens, wanted, wanting)
 
 
-def _offsets(counts: list[int]) -> Int32:
-    offsets = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
+def _wanted(rows: Sequence[Row], wanting: list[int], offsets: list[int]) -> Int32:
+    places = [rows[i].places for i in wanting]
+    if not places:
+        return np.empty(0, np.int32)
+    wanted = np.concatenate(places, dtype=np.int32)
+    if len(rows) > 1:
+        wanted += np.repeat([offsets[i] for i in wanting], [len(given) for given in places])
+    return wanted
 
 
 def _trees(
-    rows: Sequence[Row], offsets: Int32
-) -> "tuple[Int32, np.ndarray[tuple[int], np.dtype[np.uint8]]] | tuple[None, None]":
-    if all(row.parents is None for row in rows):
-        return None, None
+    rows: Sequence[Row], offsets: list[int]
+) -> "tuple[Int32, np.ndarray[tuple[int], np.dtype[np.uint8]]]":
     parents = np.full(offsets[-1], -1, np.int32)
     for row, begin in zip(rows, offsets, strict=False):
         if row.parents is not None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from symphony_runtime.gateway.storage.database import Connection
@@ -16,6 +17,7 @@ from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.storage.write_behind import WriteBehind
 
 _BATCH_SECONDS = 1.0
+_DAY_MS = 86_400_000
 # Sums of a run's usage. Not `peak_memory_bytes`: peaks do not add up.
 SUMMED = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
@@ -33,7 +35,12 @@ _ADD = (
 
 def day_of(ms: int) -> str:
     """Return the day (UTC) of a time in milliseconds since 1970, as YYYY-MM-DD."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+    return _day(ms // _DAY_MS)
+
+
+@lru_cache(maxsize=8)
+def _day(number: int) -> str:
+    return datetime.fromtimestamp(number * _DAY_MS / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def add_usage(connection: Connection, tenant: str, ended_ms: int, usage: Mapping[str, int]) -> None:

@@ -29,6 +29,7 @@ from symphony_runtime.gateway.openai.requests.messages import read_messages
 from symphony_runtime.gateway.openai.requests.response_items import read_items
 from symphony_runtime.gateway.openai.requests.response_tools import check_kinds, read_tools
 from symphony_runtime.gateway.openai.requests.tools import ToolUse, read_tool_use
+from symphony_runtime.malloc import PACK_BUFFER_BYTES
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -212,7 +213,7 @@ def _check_echoed(request: ResponseBody) -> None:
 def pack(value: Any) -> bytes:
     """Return a job, or messages, for the program; OpenAIError 400: not Unicode."""
     try:
-        packed: bytes = msgpack.packb(value)
+        packed: bytes = msgpack.packb(value, buf_size=PACK_BUFFER_BYTES)
     except UnicodeEncodeError as error:
         raise refused("the request holds a lone surrogate, which is not a character") from error
     except OverflowError as error:

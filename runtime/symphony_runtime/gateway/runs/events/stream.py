@@ -46,6 +46,7 @@ from symphony_runtime.gateway.runs.events.reader import Cursor, Event, unpack_ev
 from symphony_runtime.gateway.storage.crash_log import ENDED, CrashLog
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.malloc import PACK_BUFFER_BYTES
 
 _log = logging.getLogger(__name__)
 MEMORY_BYTES_SPILL = 64 << 10  # past this the events in memory are stored
@@ -428,5 +429,6 @@ def last_event(connection: Connection, run: int) -> tuple[int, int]:
 def _pack(events: list[Event]) -> bytes:
     first = events[0]
     before = first.total - (len(first.data) if first.kind == "message" else 0)
-    body: bytes = msgpack.packb([before, [[e.kind, e.data] for e in events]])
+    listed = [before, [[e.kind, e.data] for e in events]]
+    body: bytes = msgpack.packb(listed, buf_size=PACK_BUFFER_BYTES)
     return body
