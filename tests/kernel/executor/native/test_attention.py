@@ -404,6 +404,27 @@ def test_rows_that_share_pages_have_the_bits_of_rows_alone(
             assert torch.equal(alone[layer][0], together[layer][index])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])  # with five, shared blocks are split over threads
+def test_branches_of_branches_have_the_bits_of_rows_alone(
+    make_scene: SceneMaker, small: PoolShape, threads: int
+) -> None:
+    """More branches than one task takes, of a trunk of six blocks; some share four more."""
+    random = np.random.default_rng(11)
+    pages = random.permutation(PAGES).astype(np.int32)
+    trunk, branch, free = pages[:96], pages[96:160], iter(pages[160:])
+    rows = []
+    for number in range(25):
+        common = np.concatenate((trunk, branch)) if number % 2 else trunk
+        table = np.array([*common, next(free)], np.int32)
+        rows.append(make_row([1], table, len(common) * PAGE_TOKENS + number % 15))
+    shape = replace(small, heads=9, kv_heads=3, head_dim=64)
+    scene = make_scene.of_rows(shape, rows, random)
+    [together] = _compute(scene, range(len(rows)), threads)
+    for index in (0, 1, 12, 23, 24):
+        [[alone]] = _compute(scene, [index], threads=1)
+        assert torch.equal(alone, together[index])
+
+
 def test_padding_between_rows_is_neither_read_nor_written(make_scene: SceneMaker) -> None:
     scene = make_scene(replace(SMALL, head_dim=8), [(20, 30, False), (1, 5, False)])
     work = scene.work(0, [0, 1])

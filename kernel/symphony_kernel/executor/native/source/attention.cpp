@@ -260,7 +260,7 @@ struct Attention::Impl {
         const int rows = task.count * heads;
         const Block block = find_block<T>(task, layer.layer, index, my);
         weigh_block<T>(task, planner.of(layer.layer).window, index, block, heads, state, my);
-        if (task.partial < 0) {
+        if (task.partial < 0 || task.joined) {
             join(my.block, state.so_far, rows, my.factors);
             add_values<T>(block, rows, state.sums.data(), my);
             return;
@@ -270,6 +270,18 @@ struct Attention::Impl {
         std::fill_n(sums, size_t(rows) * layout.width, 0.0f);
         put_totals(rows, planner.partial_totals.data() + 2 * at, my);
         add_values<T>(block, rows, sums, my);
+    }
+
+    // Keeps the sums of all blocks so far as one block's: a merge that begins with them is exact.
+    void keep(const Task &task, int head, int heads, const State &state) {
+        const int rows = task.count * heads;
+        const size_t at = planner.partial(task, task.block_begin) + first_of(task, head);
+        std::copy_n(state.sums.data(), size_t(rows) * layout.width, planner.sums() + at * layout.width);
+        float *totals = planner.partial_totals.data() + 2 * at;
+        for (int row = 0; row < rows; ++row) {
+            totals[2 * row] = state.so_far.maxima[row];
+            totals[2 * row + 1] = state.so_far.totals[row];
+        }
     }
 
     // All of a task's kv heads, block by block: their entries follow each other in memory.
@@ -351,7 +363,10 @@ struct Attention::Impl {
             begin_heads<T>(layer, task, head, heads, state, my);
             for (int index = task.block_begin; index < task.block_end; ++index)
                 attend_block<T>(layer, task, index, head, heads, state, my);
-            if (task.partial < 0) finish<T>(layer, task, head, heads, state);
+            if (task.joined)
+                keep(task, head, heads, state);
+            else if (task.partial < 0)
+                finish<T>(layer, task, head, heads, state);
         });
     }
 
@@ -363,7 +378,9 @@ struct Attention::Impl {
             state.so_far.clear();
             std::fill_n(state.sums.data(), size_t(rows) * layout.width, 0.0f);
             for (int index = task.block_begin; index < task.block_end; ++index) {
-                const size_t at = planner.source(task, index) + first_of(task, head);
+                const int64_t source = planner.source(task, index);
+                if (source < 0) continue;
+                const size_t at = size_t(source) + first_of(task, head);
                 take_totals(rows, planner.partial_totals.data() + 2 * at, my);
                 join(my.block, state.so_far, rows, my.factors);
                 for (int row = 0; row < rows; ++row)

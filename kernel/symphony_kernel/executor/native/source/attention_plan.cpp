@@ -362,11 +362,13 @@ void Planner::add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_
     part.block_begin = begin;
     const float cost = span_cost(part, end - begin) * float(kv_heads);
     const bool entering = span.entering && end == span.block_end;
-    Task task{kv_head, kv_heads,  span.first, span.count, span.table, begin, end,
-              span.low, span.high, -1,         -1,         entering,   cost};
+    Task task{kv_head,  kv_heads,  span.first, span.count, span.table, begin,    end,
+              span.low, span.high, -1,         false,      -1,         entering, cost};
     if (span.partial) {
         task.partial = partial_rows_;
-        partial_rows_ += int64_t(end - begin) * span.count * shared_;
+        // Blocks are joined in order: what begins a query's order needs no sums of each block.
+        task.joined = begin == target_of(span.first).block_begin;
+        partial_rows_ += int64_t(task.joined ? 1 : end - begin) * span.count * shared_;
         note_sources(task);
     }
     work.tasks.push_back(task);
@@ -375,13 +377,15 @@ void Planner::add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_
 // Writes the places of a task's partial sums to the targets of its queries.
 void Planner::note_sources(const Task &task) {
     for (int32_t i = 0; i < task.count; ++i) {
-        const int32_t token = members[size_t(task.first + i)];
-        const Target &target = targets_[size_t(target_of_[size_t(token)])];
+        const Target &target = target_of(task.first + i);
         if (i > 0 && target.count > 1) break;  // all of the task's queries have one target
         const int64_t blocks = target.block_end - target.block_begin;
         int64_t *sources = sources_.data() + target.sources + task.kv_head * blocks;
         for (int32_t block = task.block_begin; block < task.block_end; ++block)
-            sources[block - target.block_begin] = int64_t(partial(task, block)) + i * shared_;
+            sources[block - target.block_begin] =
+                task.joined && block + 1 < task.block_end
+                    ? -1
+                    : int64_t(partial(task, block)) + i * shared_;
     }
 }
 
@@ -404,8 +408,8 @@ void Planner::make_merges(Work &work) {
         for (int32_t head = 0; head < kv_heads_; ++head) {
             const int64_t blocks = target.block_end - target.block_begin;
             work.merges.push_back({head, 1, target.first, target.count, 0, target.block_begin,
-                                   target.block_end, 0, 0, -1, target.sources + head * blocks, false,
-                                   0.0f});
+                                   target.block_end, 0, 0, -1, false, target.sources + head * blocks,
+                                   false, 0.0f});
         }
 }
 

@@ -18,6 +18,7 @@ struct Task {
     int32_t block_begin, block_end;
     int32_t low, high;  // the union of the entries that the queries see, [low, high)
     int64_t partial;    // row of the partial sums for block_begin; -1: the task needs no merge
+    bool joined;        // its queries' first blocks: their sums are joined, and kept as one block's
     int64_t sources;    // of a merge: where its blocks' rows are listed
     bool entering;      // first enter the only query's K and V into the pool
     float cost;
@@ -47,13 +48,14 @@ class Planner {
 
     Visible visible(int32_t token, int32_t window, int32_t begin, const Block &block) const;
 
-    // The first row of a task's, or a merge's, partial sums of a block.
+    // The first row of a task's partial sums of a block.
     size_t partial(const Task &task, int32_t block) const {
-        const int32_t index = block - task.block_begin;
+        const int32_t index = task.joined ? 0 : block - task.block_begin;
         return size_t(task.partial) + size_t(index) * size_t(task.count) * size_t(shared_);
     }
-    size_t source(const Task &merge, int32_t block) const {
-        return size_t(sources_[size_t(merge.sources + block - merge.block_begin)]);
+    // Where a merge finds a block's partial sums; -1: joined to those of a later block.
+    int64_t source(const Task &merge, int32_t block) const {
+        return sources_[size_t(merge.sources + block - merge.block_begin)];
     }
 
     StepRows rows{};
@@ -90,6 +92,10 @@ class Planner {
     void add_group(const int32_t *begin, const int32_t *end, int32_t block_begin, int32_t block_end);
     int32_t same_blocks(int32_t one, int32_t other, int32_t block) const;
     void add_target(int32_t first, int32_t count, int32_t begin, int32_t end);
+    // Where the sums of one of `members` are merged, if they are.
+    const Target &target_of(int32_t member) const {
+        return targets_[size_t(target_of_[size_t(members[size_t(member)])])];
+    }
     int32_t part_blocks() const;
     float span_cost(const Span &span, int32_t blocks) const;
     void cut(Span &span, int32_t blocks, Work &work);
