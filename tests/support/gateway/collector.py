@@ -52,7 +52,7 @@ class Collector:
         for part in request.resource_spans:
             self.resources.append(_values(part.resource.attributes))
             for scope in part.scope_spans:
-                self.spans += map(_span, scope.spans)
+                self.spans += list(map(_span, scope.spans))  # all at once for readers
 
     def of(self, trace: str) -> list[Span]:
         return [span for span in list(self.spans) if span.trace == trace]
