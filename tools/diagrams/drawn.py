@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools.diagrams.figures import ROOT, neighbour, react
+from tools.diagrams.figures import ROOT, neighbour, placement, react
 from tools.diagrams.pictures import crash, pages, processes, scheduling, tiers
 
 _FOLDER = ROOT / "docs/how-it-works/figures"
@@ -12,5 +12,5 @@ def drawn_diagrams() -> dict[Path, str]:
     """Return the content of each diagram's file."""
     return {
         _FOLDER / f"{draw.__name__}.svg": draw().render()
-        for draw in (processes, react, pages, tiers, scheduling, crash, neighbour)
+        for draw in (processes, react, pages, tiers, scheduling, crash, neighbour, placement)
     }

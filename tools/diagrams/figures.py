@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tools.diagrams.picture import Picture
 ROOT = Path(__file__).resolve().parents[2]
 _REACT = ROOT / "docs/how-it-works/figures/react-run.json"
 _NEIGHBOUR = ROOT / "docs/how-it-works/figures/neighbour.csv"
+_PLACEMENT = ROOT / "docs/how-it-works/figures/placement.jsonl"
 
 
 def react() -> Picture:
@@ -94,4 +96,40 @@ def neighbour() -> Picture:
         "python -m benchmarks.neighbour, medians of three rounds, machine A, "
         "24 November 2026, commit a84a26c", "small soft", "end",
     )  # fmt: skip
+    return picture
+
+
+def placement() -> Picture:
+    """Draw goodput and p99 of each policy that places runs, by trace."""
+    lines = _PLACEMENT.read_text().splitlines()
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    cells = list(dict.fromkeys((row["trace"], row["nodes"], row["runs"]) for row in rows))
+    top, step, gap, names, left, middle, wide = 66, 17, 30, 170, 180, 520, 240
+    height = top + sum(gap + step for _ in cells) + step * len(rows) + 34
+    picture = Picture(860, height, "Goodput and p99 of policies that place runs, by trace")
+    picture.text(20, 28, "Placement in the simulator, by trace and policy", "strong")
+    picture.text(left, 50, "runs/s and node with a first token within 1 s", "small soft")
+    picture.text(middle, 50, "p99 of the time to the first token, s (log)", "small soft")
+    y = top
+    for cell in cells:
+        mine = [row for row in rows if (row["trace"], row["nodes"], row["runs"]) == cell]
+        most = max(row["goodput"] for row in mine)
+        trace, nodes, runs = cell
+        picture.text(20, y + 14, f"{trace}: {nodes:,} nodes, {runs:,} runs", "small strong")
+        y += step + 4
+        for row in mine:
+            kind = "good" if row["policy"] == "symphony" else "own"
+            p99, goodput = row["first_p99_s"], row["goodput"] / nodes
+            picture.text(names, y + 11, row["policy"], "small", "end")
+            share = max(row["goodput"] / most * wide, 1.0)
+            picture.box(left, y, share, 12, kind=kind)
+            picture.text(left + share + 6, y + 11, f"{goodput:.1f}", "small soft")
+            size = max(math.log10(p99 / 0.01) / 4, 0.005) * wide  # from 10 ms to 100 s
+            picture.box(middle, y, size, 12, kind=kind)
+            picture.text(middle + size + 6, y + 11, f"{p99:.3g}", "small soft")
+            y += step
+        y += gap - 4
+    picture.text(
+        840, height - 12, "python -m benchmarks.cluster --json, virtual time", "small soft", "end"
+    )
     return picture

@@ -84,7 +84,7 @@ class Loads:
         self._plain: list[int] = []  # the same hashes
         self._total: Float64 = np.full(_SLOTS_MIN, np.inf)  # inf: no node
         self._weights: Float64 = np.zeros(_SLOTS_MIN)  # of tenants with work there
-        self._parts: list[int] = []  # of all tenants
+        self._parts: Float64 = np.zeros(_SLOTS_MIN)  # of all tenants
         self._tenants: dict[str, _TenantWork] = {}  # that have work anywhere
 
     # -- Nodes --------------------------------------------------------------------------------
@@ -123,11 +123,11 @@ class Loads:
         self.names.append("")
         self.speeds.append(None)
         self._plain.append(0)
-        self._parts.append(0)
         if slot == len(self._total):
             self._hashes = np.resize(self._hashes, 2 * slot)
             self._total = np.concatenate((self._total, np.full(slot, np.inf)))
             self._weights = np.concatenate((self._weights, np.zeros(slot)))
+            self._parts = np.concatenate((self._parts, np.zeros(slot)))
             for work in self._tenants.values():
                 work.grow(2 * slot)
         return slot
@@ -182,27 +182,33 @@ class Loads:
         present = float(self._weights[slot]) + (0.0 if parts else mine)
         return float(min((own + seconds) * present / mine, self._total[slot] + seconds))
 
-    def soonest(self, tenant: str, seconds: float, key: int, tie_s: float) -> int:
-        """Return the slot where a run would be done first, of all live nodes.
+    def cost_seconds(self, slot: int, tenant: str, seconds: float) -> float:
+        """Return `finish_seconds`, and `seconds` for each part that is there and one more."""
+        finish = self.finish_seconds(slot, tenant, seconds)
+        return float(finish + seconds * (1.0 + self._parts[slot]))
 
-        `seconds` of the device are the same at all of them. Of nodes within `tie_s` of the first it
-        is the one with the highest weight for `key`. Raise LookupError: there is no node. Takes
+    def cheapest(self, tenant: str, seconds: float, key: int, tie_s: float) -> int:
+        """Return the slot with the lowest `cost_seconds` of all live nodes.
+
+        `seconds` of the device are the same at all of them. Of nodes within `tie_s` of the lowest
+        it is the one with the highest weight for `key`. Raise LookupError: there is no node. Takes
         time in proportion to the number of nodes.
         """
         if not self.slots:
             raise LookupError("there is no live node")
         count = len(self.names)
-        times = self._times(tenant, seconds, count)
+        times = self._costs(tenant, seconds, count)
         slots = np.flatnonzero(times <= times.min() + tie_s)
         if len(slots) == 1:
             return int(slots[0])
         return int(slots[weights(key, self._hashes[slots]).argmax()])
 
-    def _times(self, tenant: str, seconds: float, count: int) -> Float64:
-        """Return `finish_seconds` for all slots, up to a constant."""
+    def _costs(self, tenant: str, seconds: float, count: int) -> Float64:
+        """Return `cost_seconds` for all slots, up to a constant."""
         total = self._total[:count]
+        displaced: Float64 = seconds * self._parts[:count]
         if len(self._tenants) <= 1 and (not self._tenants or tenant in self._tenants):
-            return total  # all that waits is its own
+            return total + displaced  # all that waits is its own
         mine, work = self.weight(tenant), self._tenants.get(tenant)
         present: Float64 = self._weights[:count] / mine
         if work is None:
@@ -210,8 +216,8 @@ class Loads:
         else:
             present += work.parts[:count] == 0
             shared = present * (work.seconds[:count] + seconds)
-        times: Float64 = np.where(np.isinf(total), np.inf, np.minimum(shared, total + seconds))
-        return times
+        finish: Float64 = np.where(np.isinf(total), np.inf, np.minimum(shared, total + seconds))
+        return finish + displaced
 
     def rank(self, key: int, slot: int) -> int:
         """Return a node's rendezvous weight for a key: of equal nodes the highest is chosen."""

@@ -7,12 +7,14 @@
 The score of a node is when the run would be done there, in seconds from now, and how long it makes
 others wait:
 
-    score = moves + finish(device) + DISPLACED * device
+    score = moves + finish(device) + device * (1 + parts)
     device = tokens to compute * prefill_token_s + answer tokens * decode_token_s
     finish   what waits there and `device`, at the tenant's share (loads.py)
+    parts    prompts and answers of other runs that wait or run there, and one that may come
 
-The last part of the score keeps a crowd together. Without it each run that comes while a document
-is computed would compute it once more on an idle node, to be done a moment sooner.
+The last term keeps a crowd together. Without it each run that comes while a document is computed
+would compute it once more on an idle node, to be done a moment sooner. And where all nodes have
+long queues, runs would leave the nodes that hold their KV and make all queues longer.
 
 Of KV that the run needs, and that is not at the node, each piece is computed there or moved there,
 the cheaper of both. The lowest score wins. Scores within `TIE_S` are equal, and then rendezvous
@@ -38,7 +40,6 @@ from symphony_runtime.cluster.loads import Loads, Speeds
 from symphony_runtime.cluster.rendezvous import hash64
 
 TIE_S = 0.001
-DISPLACED = 1.0  # seconds that others wait for each second of the device that a run takes
 SESSION_PATIENCE_S = 1.0
 SESSIONS_MAX = 1 << 18
 SESSION_EXPIRY_S = 3_600.0
@@ -91,7 +92,7 @@ class Placement:
     decode_s: float
     moves: tuple[tuple[Need, str], ...] = ()  # KV to fetch, with a node that holds it
     moves_s: float = 0.0  # until all of it is there
-    life: int = 0  # of the node, so that one that returns is not told of its earlier runs
+    life: int = 0  # of the node, so that a node that returns is not charged for its earlier runs
     waits: bool = True  # for its prefill
     ended: bool = False
 
@@ -234,7 +235,7 @@ class Placer:
         if not scores or first > self._least_seconds(run, held):
             self._scans += 1
             needed = self._device_seconds(run, run.prompt_tokens + sum(n.tokens for n in run.needs))
-            slot = self.loads.soonest(run.tenant, needed, run.home_key, TIE_S)
+            slot = self.loads.cheapest(run.tenant, needed, run.home_key, TIE_S)
             if all(score.slot != slot for score in scores):
                 scores.append(self._score(run, held, slot))
                 first = min(first, scores[-1].seconds)
@@ -254,7 +255,7 @@ class Placer:
                 moves += seconds
             else:
                 device += seconds
-        return moves + (1.0 + DISPLACED) * device
+        return moves + 2.0 * device
 
     def _device_seconds(self, run: Run, tokens: int) -> float:
         speeds = self.loads.fastest
@@ -269,7 +270,7 @@ class Placer:
         compute = tokens * speeds.prefill_token_s
         if tokens and holders and speeds.move_token_s:
             move = speeds.move_s + tokens * speeds.move_token_s
-            if move < (1.0 + DISPLACED) * compute:
+            if move < 2.0 * compute:  # a move takes nothing of the device
                 return move, True
         return compute, False
 
@@ -289,9 +290,8 @@ class Placer:
             else:
                 prefill += seconds
         decode = run.answer_tokens * speeds.decode_token_s
-        finish = loads.finish_seconds(slot, run.tenant, prefill + decode)
-        seconds = moves_s + finish + DISPLACED * (prefill + decode)
-        return _Score(seconds, slot, prefill, decode, tuple(moves), moves_s)
+        done_s = loads.cost_seconds(slot, run.tenant, prefill + decode)
+        return _Score(moves_s + done_s, slot, prefill, decode, tuple(moves), moves_s)
 
     def _stay(self, run: Run, held: _Held, best: _Score) -> _Score:
         """Return the score of the session's node, if it is not far behind the best."""

@@ -39,34 +39,34 @@ def test_share_of_little_that_waits_is_all_of_it() -> None:
     assert found.finish_seconds(0, "t", 10.0) == pytest.approx(10.5)
 
 
-def test_soonest_counts_what_a_tenant_itself_waits_for() -> None:
+def test_cheapest_counts_what_a_tenant_itself_waits_for() -> None:
     """All nodes are flooded; the tenant waits for its own runs, not for the flood's."""
     found = loads("n1", "n2")
     found.add_work("n1", "flood", 100.0)
     found.add_work("n2", "flood", 101.0)
     found.add_work("n1", "t", 5.0)
-    assert found.names[found.soonest("t", 1.0, 7, 0.0)] == "n2"
-    assert found.names[found.soonest("flood", 1.0, 7, 0.0)] == "n2"
+    assert found.names[found.cheapest("t", 1.0, 7, 0.0)] == "n2"
+    assert found.names[found.cheapest("flood", 1.0, 7, 0.0)] == "n2"
 
 
-def test_soonest_of_equal_nodes_is_the_keys_own() -> None:
+def test_cheapest_of_equal_nodes_is_the_keys_own() -> None:
     found = loads(*(f"n{number}" for number in range(50)))
-    homes = [found.soonest("t", 1.0, key, 1e-3) for key in range(200)]
-    assert homes == [found.soonest("t", 1.0, key, 1e-3) for key in range(200)]
+    homes = [found.cheapest("t", 1.0, key, 1e-3) for key in range(200)]
+    assert homes == [found.cheapest("t", 1.0, key, 1e-3) for key in range(200)]
     assert len(set(homes)) > 40
     assert all(found.rank(k, slot) >= found.rank(k, 0) for k, slot in enumerate(homes))
 
 
-def test_node_that_is_gone_is_never_soonest() -> None:
+def test_node_that_is_gone_is_never_cheapest() -> None:
     found = loads("n1", "n2")
     found.add_work("n2", "t", 9.0)
     found.remove_node("n1")
     found.remove_node("n1")
-    assert found.names[found.soonest("t", 1.0, 7, 1e-3)] == "n2"
-    assert found.names[found.soonest("other", 1.0, 7, 1e-3)] == "n2"
+    assert found.names[found.cheapest("t", 1.0, 7, 1e-3)] == "n2"
+    assert found.names[found.cheapest("other", 1.0, 7, 1e-3)] == "n2"
     found.remove_node("n2")
     with pytest.raises(LookupError, match="no live node"):
-        found.soonest("t", 1.0, 7, 1e-3)
+        found.cheapest("t", 1.0, 7, 1e-3)
     found.add_node("n3", SPEEDS)
     assert found.waiting_seconds("n3") == 0.0
     found.check_integrity()
@@ -116,6 +116,6 @@ def test_totals_stay_the_sums_of_parts(steps: list[tuple[str, int, str, float]])
         expected = math.fsum(seconds for at, _, seconds in parts if at == node)
         assert found.waiting_seconds(node) == pytest.approx(expected, abs=1e-6)
     if found.slots:
-        times = [found.finish_seconds(slot, "t", 1.0) for slot in found.slots.values()]
-        chosen = found.finish_seconds(found.soonest("t", 1.0, 3, 0.0), "t", 1.0)
+        times = [found.cost_seconds(slot, "t", 1.0) for slot in found.slots.values()]
+        chosen = found.cost_seconds(found.cheapest("t", 1.0, 3, 0.0), "t", 1.0)
         assert chosen == pytest.approx(min(times), abs=1e-6)

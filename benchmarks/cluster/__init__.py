@@ -1,0 +1,1 @@
+"""Thousands of simulated nodes under a virtual clock, with the policies that place runs on them."""
