@@ -17,7 +17,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.errors import unavailable
-from symphony_runtime.gateway.http.context import answer, flag, number, page_limit, services
+from symphony_runtime.gateway.http.context import answer, flag, number, page_limit
 from symphony_runtime.gateway.kv.kernel import ask_kernel, model_of, path_of
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.tasks import token_bytes

@@ -97,16 +97,17 @@ class KernelsMetrics:
     """The metrics of all models' kernels."""
 
     def __init__(self, models: Models) -> None:
-        self._each = [(model, KernelMetrics(model.kernel)) for model in models]
+        self._models = models
+        self.each = [KernelMetrics(model.kernel) for model in models]
 
     @property
     def restarts(self) -> int:
-        return sum(metrics.restarts for _, metrics in self._each)
+        return sum(each.restarts for each in self.each)
 
     async def by_model(self) -> dict[str, dict[str, Any]]:
         """Return `KernelMetrics.latest` of each model, by its name."""
-        found = await asyncio.gather(*(metrics.latest() for _, metrics in self._each))
-        return {model.name: each for (model, _), each in zip(self._each, found, strict=True)}
+        found = await asyncio.gather(*(each.latest() for each in self.each))
+        return {model.name: each for model, each in zip(self._models, found, strict=True)}
 
     async def latest(self) -> dict[str, Any]:
         """Return the sums over all models, as `KernelMetrics.latest` has them for one."""

@@ -318,7 +318,8 @@ async def start_program(
     """Start a program (None: the shipped one), or find the run of the key's first request.
 
     `kept` is the text of a request that is kept with its answer; `detached`: it goes on without
-    its client. `model`: the name of the model that it runs on; "": the default. `counts`: a tenant's program is to give so many answers to a prompt, so many in all.
+    its client. `counts`: a tenant's program is to give so many answers to a prompt, so many in all.
+    `model`: the name of the model that it runs on; "": the default.
     Return the run, its records, and headers of the answer.
     """
     server, tenant = request.app[OPENAI], tenant_of(request)

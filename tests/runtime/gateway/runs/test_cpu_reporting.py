@@ -9,7 +9,9 @@ from typing import Any, cast
 import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_PASS_SECONDS
+from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelLink, Worker
+from symphony_runtime.gateway.links.models import Models, ServedModel
 from symphony_runtime.gateway.programs.shipped import OWNER
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.runs.service import Runs as LiveRuns
@@ -74,7 +76,9 @@ def make(tenants: int) -> tuple[CpuReporter, Runs, Kernel]:
     runs, kernel = Runs(tenants), Kernel()
     store = cast(Store, SimpleNamespace(crash_log=SimpleNamespace()))
     live, requests = cast(LiveRuns, runs), cast(WorkerRequests, runs)
-    return CpuReporter(live, requests, cast(KernelLink, kernel), store), runs, kernel
+    link = cast(KernelLink, kernel)
+    models = Models([ServedModel(link, cast(KernelLimits, None), ["worker-0"])])
+    return CpuReporter(live, requests, models, store), runs, kernel
 
 
 def test_lone_tenant_is_not_charged() -> None:
