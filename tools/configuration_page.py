@@ -44,7 +44,7 @@ def _row(name: str, schema: dict[str, Any]) -> str:
     if schema.get("type") in ("object", "array"):
         texts = schema.get("items") == {"type": "string"}
         value = "a list of texts" if texts else "a list of tables"
-        value = "a table" if schema["type"] == "object" else value
+        value = "a table" if schema["type"] == "object" else value.replace("an object", "a table")
     cells = (f"`{name}`", _flag(name, schema), value, _default(schema), words)
     return f"| {' | '.join(map(cell, cells))} |\n"
 

@@ -68,7 +68,7 @@ def _file_table(words: str) -> Any:
 
 _MODEL = (
     "tiny, a folder in Hugging Face layout, a GGUF file, or org/name at the Hugging Face Hub; "
-    "NAME=MODEL names it for clients; may be repeated, the first is the default"
+    "NAME=MODEL names it for clients; of several the first is the default"
 )
 
 

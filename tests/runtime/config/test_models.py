@@ -38,7 +38,9 @@ def test_file_names_one_model_or_several(
 
 
 def test_flags_are_in_place_of_the_files_models(tmp_path: Path) -> None:
-    flags = make_parser(serves=True).parse_args(["serve", "--model", "a=tiny", "--model", "b"]).model
+    flags = (
+        make_parser(serves=True).parse_args(["serve", "--model", "a=tiny", "--model", "b"]).model
+    )
     assert read(tmp_path, 'model = ["x", "y", "z"]', model=flags) == [
         ModelChoice("a", "tiny"), ModelChoice("", "b")
     ]  # fmt: skip
