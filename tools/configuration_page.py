@@ -38,13 +38,13 @@ def _row(name: str, schema: dict[str, Any]) -> str:
     words = re.sub(r"`(config\.\w+)`", lambda found: _PAGES[found[1]], schema["description"])
     if schema.get("default") is True:  # the flag's words are about the opposite
         words = f"false: {words}"
-    value = describe(schema, null=False)
+    value = describe(schema, null=False).replace("an object", "a table")
     if schema.get("anyOf", [schema])[0].get("format") == "path":
         value = "a path"
     if schema.get("type") in ("object", "array"):
         texts = schema.get("items") == {"type": "string"}
         value = "a list of texts" if texts else "a list of tables"
-        value = "a table" if schema["type"] == "object" else value.replace("an object", "a table")
+        value = "a table" if schema["type"] == "object" else value
     cells = (f"`{name}`", _flag(name, schema), value, _default(schema), words)
     return f"| {' | '.join(map(cell, cells))} |\n"
 
