@@ -169,23 +169,22 @@ async def test_death_of_one_kernel_leaves_runs_of_the_other_alone(
 
 
 async def test_metrics_and_statistics_name_each_model(server: RunningServer) -> None:
-    async with server.client():
-        for name in ("tiny", "other"):
-            assert (await chat(server, name))[0] == 200
-        await asyncio.sleep(1.1)  # the age of metrics
-        async with server.session(server.admin_key) as session, session.get("/metrics") as response:
-            lines = (await response.text()).splitlines()
-        steps = [line.split() for line in lines if line.startswith("symphony:steps_total{")]
-        assert [name for name, _ in steps] == [
-            'symphony:steps_total{model_name="tiny"}', 'symphony:steps_total{model_name="other"}'
-        ]  # fmt: skip
-        assert all(float(count) > 0 for _, count in steps)
-        assert len([line for line in lines if line.startswith("# TYPE symphony:steps ")]) <= 1
-        async with server.admin() as admin:
-            statistics = await admin.admin.statistics(check=True)
-        assert set(statistics["kernels"]) == {"tiny", "other"}
-        _, ready = await server.ask("GET", "/readyz")
-        assert {role.get("model") for role in ready["roles"]} == {None, "tiny", "other"}
+    for name in ("tiny", "other"):
+        assert (await chat(server, name))[0] == 200
+    await asyncio.sleep(1.1)  # the age of metrics
+    async with server.session(server.admin_key) as session, session.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    steps = [line.split() for line in lines if line.startswith("symphony:steps_total{")]
+    assert [name for name, _ in steps] == [
+        'symphony:steps_total{model_name="tiny"}', 'symphony:steps_total{model_name="other"}'
+    ]  # fmt: skip
+    assert all(float(count) > 0 for _, count in steps)
+    assert lines.count("# TYPE symphony:steps_total counter") == 1
+    asked = "/v1/admin/statistics?check=1"
+    _, statistics = await server.ask("GET", asked, key=server.admin_key)
+    assert set(statistics["kernels"]) == {"tiny", "other"}
+    _, ready = await server.ask("GET", "/readyz")
+    assert {role.get("model") for role in ready["roles"]} == {None, "tiny", "other"}
 
 
 async def test_second_model_joins_a_data_directory_with_one(folder: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ MODELS_MAX = 16
 TINY = "tiny"
 # No colon: `model:adapter` names an adapter.
 _NAME = re.compile(r"[A-Za-z0-9][\w./-]{0,127}", re.ASCII)
+_SPLIT = re.compile(r"-00001-of-\d{5}\Z")  # of a GGUF file in several parts
 _NAMED = re.compile(rf"(?P<name>{_NAME.pattern})=(?P<source>.+)", re.ASCII)
 
 
@@ -70,11 +71,20 @@ def name_models(choices: list[ModelChoice]) -> dict[str, str]:
 
 
 def own_name(source: str) -> str:
-    """Return the name of a located model that the operator gave none."""
-    # Imported late: a server with one model, whose kernel names it, does not need it here.
-    from symphony_kernel.executor.models.assets import model_name
+    """Return the name of a located model that the operator gave none.
 
-    return TINY if source == TINY else model_name(Path(source))
+    It is the one that its kernel would give it: the file's, the folder's, or the repository's of a
+    folder in a Hugging Face cache.
+    """
+    path = Path(source)
+    if source == TINY:
+        return TINY
+    if path.suffix.lower() == ".gguf":
+        return _SPLIT.sub("", path.stem)
+    path = path.resolve()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    return path.name
 
 
 def _parse(text: str) -> ModelChoice:

@@ -14,7 +14,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -144,9 +143,7 @@ async def serve(
             _admission(config, load), administration.check, administration.ledger, limits, metrics,
         )  # fmt: skip
         models = _models(config, runs, limits)
-        kernel, administration.runs = models.default.kernel, runs
-        for model in models:
-            model.kernel.on_linked = partial(administration.send_weights, model)
+        administration.serve(runs, models)
         requests = WorkerRequests(runs, programs, channels, egress)
         cpu = compiler.account = CpuReporter(runs, requests, models, store)
         progress = progress or StartupProgress()
@@ -154,7 +151,9 @@ async def serve(
         runs.attach(models, workers, await open_tracing(config, server_version(), stack))
         idempotency = Idempotency(store, now_ms, members.boot)
         files, batches = _open_batches(store, config, limits, metrics, members.boot)
-        adapters = runs.adapters = Adapters(store, files, limits, config.data_dir, kernel)
+        adapters = runs.adapters = Adapters(
+            store, files, limits, config.data_dir, models.default.kernel
+        )
         deletion = TenantDeletion(
             store, members, administration, programs, channels, retention,
             idempotency.forget_tenant, batches, adapters.forget_tenant,

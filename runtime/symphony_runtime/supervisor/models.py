@@ -5,13 +5,14 @@
     <data_dir>/models/<name>/kv/      the files of each other model
     <run_dir>/, <run_dir>/<number>/   sockets and journal of the first model, and of each other one
 
-So a model finds its files again, whatever is served next to it and in which order.
+So a model finds its files again, with any other models next to it and in any order.
 """
 
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from symphony_runtime.config.models import ModelChoice, own_name
@@ -36,6 +37,13 @@ class ModelPlaces:
     @property
     def socket(self) -> str:
         return str(self.run / "kernel.sock")
+
+    def told(self) -> dict[str, Any]:
+        """Return what the gateway is told of one of several models."""
+        workers = self.worker_names
+        return {
+            "name": self.name, "kernel": self.kernel, "socket": self.socket, "workers": workers
+        }  # fmt: skip
 
     @property
     def worker_names(self) -> list[str]:

@@ -204,17 +204,12 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "secrets": to_kernel,
         "secret": gateway_secret,
         "kernel_socket": models[0].socket,
+        "models": [each.told() for each in models] if len(models) > 1 else [],
         "socket": gateway_socket,
         "processes": True,
         **beat,
         **_gateway_config(options),
     }
-    if len(models) > 1:
-        gateway["models"] = [
-            {"name": each.name, "kernel": each.kernel, "socket": each.socket,
-             "workers": each.worker_names}
-            for each in models
-        ]  # fmt: skip
     common = {
         "require_containment": options.require_containment, "gateway_socket": gateway_socket, **beat
     }  # fmt: skip
@@ -227,9 +222,8 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
                 each.kernel,
                 "symphony_kernel",
                 {
-                    "secrets": {name: to_kernel[name] for name in each.worker_names}
-                    | {"gateway": gateway_secret},
-                    "processes": True,
+                    "secrets": {"gateway": gateway_secret}
+                    | {name: to_kernel[name] for name in each.worker_names},
                     **beat,
                     **_kernel_config(options, each, run_dir),
                 },
@@ -269,6 +263,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
 
 def _kernel_config(options: ServeOptions, model: ModelPlaces, run_dir: Path) -> dict[str, Any]:
     return {name: getattr(options, name) for name in _KERNEL_OPTIONS} | {
+        "processes": True,
         "model": model.source,
         "name": model.name,
         "socket": model.socket,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony_kernel.executor.models.assets import model_name
 from symphony_runtime.cli.main import make_parser
 from symphony_runtime.config.models import (
     MODELS_MAX,
@@ -80,15 +81,18 @@ def test_models_have_the_names_of_their_files_unless_the_operator_names_them(
 ) -> None:
     cached = tmp_path / "models--org--qwen" / "snapshots" / "abc"
     cached.mkdir(parents=True)
-    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    for name in ("small.gguf", "large-00001-of-00002.GGUF"):
+        (tmp_path / name).write_bytes(b"GGUF")
     choices = [
         ModelChoice("mine", str(tmp_path)),
         ModelChoice("", "tiny"),
         ModelChoice("", str(cached)),
         ModelChoice("", str(tmp_path / "small.gguf")),
+        ModelChoice("", str(tmp_path / "large-00001-of-00002.GGUF")),
     ]
-    assert list(name_models(choices)) == ["mine", "tiny", "org/qwen", "small"]
-    assert own_name("tiny") == "tiny"
+    assert list(name_models(choices)) == ["mine", "tiny", "org/qwen", "small", "large"]
+    for choice in choices[2:]:  # as a kernel that serves it alone
+        assert own_name(choice.source) == model_name(Path(choice.source))
     with pytest.raises(ValueError, match="two models have the name tiny"):
         name_models([ModelChoice("", "tiny"), ModelChoice("tiny", "./other")])
     odd = tmp_path / "a b"

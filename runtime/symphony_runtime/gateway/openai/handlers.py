@@ -221,8 +221,7 @@ async def create_answer(
     raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
     once = read_idempotency_key(request, tenant, raw)
     body = await parse_json(request, raw)
-    name = model_of(body)
-    model = await server.model(name)
+    model = await server.model(name := model_of(body))
     await check_tokens(request, tenant, model)
     asked = body
     if keeps:

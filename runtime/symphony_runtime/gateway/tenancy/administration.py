@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -22,7 +23,7 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import not_found
 from symphony_runtime.gateway.links.links import KernelAwayError
-from symphony_runtime.gateway.links.models import ServedModel
+from symphony_runtime.gateway.links.models import Models, ServedModel
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.store import Store
@@ -158,6 +159,12 @@ class Administration:
         if live:  # so that their readers get the end
             await asyncio.wait([run.known for run in live], timeout=_END_SECONDS_MAX)
         self.connections.cut_tenant(tenant)
+
+    def serve(self, runs: Runs, models: Models) -> None:
+        """Set the runs, and send each kernel what it needs to know whenever it is linked."""
+        self.runs = runs
+        for model in models:
+            model.kernel.on_linked = partial(self.send_weights, model)
 
     def send_weights(self, model: ServedModel) -> None:
         """Send all weights and limits to a model's kernel that is linked anew."""
