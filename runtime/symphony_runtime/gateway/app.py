@@ -151,9 +151,7 @@ async def serve(
         runs.attach(models, workers, await open_tracing(config, server_version(), stack))
         idempotency = Idempotency(store, now_ms, members.boot)
         files, batches = _open_batches(store, config, limits, metrics, members.boot)
-        adapters = runs.adapters = Adapters(
-            store, files, limits, config.data_dir, models.default.kernel
-        )
+        adapters = runs.adapters = Adapters(store, files, limits, config.data_dir, runs.kernel)
         deletion = TenantDeletion(
             store, members, administration, programs, channels, retention,
             idempotency.forget_tenant, batches, adapters.forget_tenant,
