@@ -1,6 +1,6 @@
 """The supervisor: starts, watches, restarts and stops the roles.
 
-boot       lock the data directory -> run directory, secrets -> kernel, workers, gateway
+boot       lock the data directory -> run directory, secrets -> kernels, workers, gateway
 a role     see `role`: a death or a hang starts it again
 announced  when all roles are ready, and the gateway, ready long before a large model is loaded, has
            met the kernel ({"event": "linked"})
