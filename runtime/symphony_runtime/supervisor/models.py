@@ -39,7 +39,7 @@ class ModelPlaces:
         return str(self.run / "kernel.sock")
 
     def told(self) -> dict[str, Any]:
-        """Return what the gateway is told of one of several models."""
+        """Return what the gateway gets to know of one of several models."""
         workers = self.worker_names
         return {
             "name": self.name, "kernel": self.kernel, "socket": self.socket, "workers": workers
