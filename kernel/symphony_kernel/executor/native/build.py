@@ -35,10 +35,12 @@ FLAGS = (
 _WHAT = "the native kernels"
 _COMPILE_SECONDS_MAX = 300
 _MACHINES = ("x86_64", "amd64")
-_FLAGS_NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
 _NATIVE = ("-march=native",)
-# What x86-64-v4 allows a compiler to use, by Linux' names (psABI of x86-64, table 3.1).
-_V4 = _FLAGS_NEEDED | {"avx2", "avx512cd", "bmi1", "bmi2", "abm", "f16c", "movbe"}
+# What x86-64-v3 and v4 allow a compiler to use, by Linux' names (psABI of x86-64, table 3.1). The
+# first is what the sources need.
+_V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+_V4 = _V3 | _AVX512 | {"avx512cd"}
 
 
 class Level(NamedTuple):
@@ -56,6 +58,7 @@ LEVELS = (
     ),
     Level(("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
     Level(("-march=x86-64-v4",), _V4),
+    Level(("-march=x86-64-v3",), _V3),
 )
 
 
@@ -106,12 +109,19 @@ def compile_library(
 
 
 def emulates_bf16() -> bool:
-    """Return whether torch multiplies bfloat16 by software here: 80 times as slowly as float32.
+    """Return whether bfloat16 is multiplied by software here, far more slowly than float32.
 
-    oneDNN has such products for x86-64 with AVX-512 only, as these kernels do. Of processors that
-    are not known it is not said.
+    So does torch on x86-64 without AVX-512: oneDNN has no such products for it (measured: a prompt
+    takes four times as long). The kernels widen it instead, where they are to be had. Of processors
+    that are not known it is not said.
     """
-    return _is_x86_64() and bool(_FLAGS_NEEDED - _features(_read_processor()))
+    if not _is_x86_64() or _features(_read_processor()) >= _AVX512:
+        return False
+    try:
+        built_library()
+    except LibraryUnavailable:
+        return True
+    return False
 
 
 def _processor() -> tuple[str, frozenset[str]]:
@@ -120,7 +130,7 @@ def _processor() -> tuple[str, frozenset[str]]:
         raise LibraryUnavailable(f"no native kernels for {platform.system()} {platform.machine()}")
     told = _read_processor()
     features = _features(told)
-    missing = _FLAGS_NEEDED - features
+    missing = _V3 - features
     if missing:
         raise LibraryUnavailable(f"this processor lacks {', '.join(sorted(missing))}")
     names = ("cpu family", "model", "model name", "flags")

@@ -191,6 +191,14 @@ def test_check_says_what_a_server_would_find(cache: Path, monkeypatch: pytest.Mo
     assert look() == (1, "SYMPHONY_NATIVE=0 is set; torch computes, several times slower\n")
 
 
-def test_bf16_is_emulated_where_onednn_has_no_products_of_it() -> None:
+def test_bf16_is_emulated_without_kernels_where_onednn_has_no_products_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SYMPHONY_NATIVE", "0")
     known = platform.machine() == "x86_64"
     assert emulates_bf16() is (known and not torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def test_bf16_is_not_emulated_with_kernels() -> None:
+    native_library()
+    assert not emulates_bf16()
