@@ -12,8 +12,8 @@ _CHOICE = struct.Struct("<H")
 _PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
 _BEGUN = struct.Struct("<II")
-_COUNTS = struct.Struct("<IIII")
-_OLD_COUNTS = struct.Struct("<III")  # of runs that are kept from before reasoning was counted
+_COUNT_BYTES = 4
+_USAGE_COUNTS = (3, 4, 6)  # fewer in kept runs of versions that counted less
 _CALL = struct.Struct("<HH")
 _FINISHES: dict[int, str | None] = {
     0: "stop", 1: "length", 2: "tool_calls", 3: "content_filter", 255: None,
@@ -130,12 +130,17 @@ class Data:
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a whole request; `reasoning` are those of the completion that reason."""
+    """The tokens of a whole request; `reasoning` are those of the completion that reason.
+
+    `drafted` tokens were computed before they were known to be right; `accepted` of them were.
+    """
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -215,8 +220,9 @@ def read_record(kind: int, data: bytes, at: int, end: int) -> Record:
     if kind == _BEGUN_KIND:
         return Begun(*_BEGUN.unpack_from(data, at))
     if kind == _USAGE_KIND:
-        counts = _COUNTS if end - at == _COUNTS.size else _OLD_COUNTS
-        return Usage(*counts.unpack_from(data, at))
+        counts = (end - at) // _COUNT_BYTES
+        assert counts in _USAGE_COUNTS, counts
+        return Usage(*struct.unpack_from(f"<{counts}I", data, at))
     assert kind == _FAILURE_KIND, kind
     failure: dict[str, Any] = msgpack.unpackb(data[at:end])
     return Failure(failure["status"], failure["code"], failure["param"] or None, failure["message"])
