@@ -53,9 +53,11 @@ class Side:
 
 def _serve(folder: Any, late: Late, tokens: int) -> Iterator[Side]:
     options = ("--draft-tokens", str(tokens))
-    with running_server(folder, *options, executor="torch", environment=late.environment) as server:
-        with connect(server) as client:
-            yield Side(server, client)
+    with (
+        running_server(folder, *options, executor="torch", environment=late.environment) as server,
+        connect(server) as client,
+    ):
+        yield Side(server, client)
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,8 @@ pub struct Drafts {
     agreed: usize,
     /// How many have to be.
     needed: usize,
+    /// Tokens of a draft that are usually right.
+    usual: usize,
     plain: Pace,
     /// Of the passes with drafts since they were judged.
     tried: Pace,
@@ -79,6 +81,7 @@ impl Drafts {
             source: 0,
             agreed: 0,
             needed: MATCH,
+            usual: MATCH,
             plain: Pace::default(),
             tried: Pace::default(),
             passes: 0,
@@ -132,8 +135,9 @@ impl Drafts {
         if self.source == 0 || self.agreed < self.needed || !timed {
             return Vec::new();
         }
-        // The longer the texts agree, the longer they will.
-        let count = self.agreed.min(self.longest).min(room).min(self.spare);
+        // The longer the texts agree, the longer they will; as far as drafts were right lately.
+        let likely = self.agreed.min(2 * self.usual + 1);
+        let count = likely.min(self.longest).min(room).min(self.spare);
         let mut draft: Vec<u32> = Vec::with_capacity(count);
         for at in self.source..self.source + count {
             // A source that overlaps the text's end goes round.
@@ -163,6 +167,9 @@ impl Drafts {
         self.tried_drafted += drafted;
         self.tried_accepted += accepted;
         self.passes += 1;
+        if drafted > 0 {
+            self.usual = (self.usual + accepted + 1) / 2;
+        }
         if self.passes >= JUDGED_PASSES {
             self.judge();
         }

@@ -44,6 +44,19 @@ fn repetition_is_drafted_beyond_the_end() {
 }
 
 #[test]
+fn drafts_are_as_long_as_they_are_usually_right() {
+    let long: Vec<u32> = (0..60).chain(0..50).collect();
+    let mut drafts = drafts(&long, 64);
+    let mut lengths = Vec::new();
+    for right in [100, 100, 100, 0, 0, 0] {
+        let length = drafts.draft(64).len();
+        drafts.count_pass(10, length, length.min(right));
+        lengths.push(length);
+    }
+    assert_eq!(lengths, [7, 11, 17, 27, 15, 9]);
+}
+
+#[test]
 fn other_tokens_of_the_same_hash_are_no_match() {
     // Four slots for fifty places.
     let mut crowded = Drafts::new(&[1], 4, 1_000, 1);
