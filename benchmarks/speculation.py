@@ -13,7 +13,7 @@ recur, its last token asks for that. Each answer has as many tokens as the text:
     plain       the prompt has other tokens: nothing to draft
     misleading  the prompt has three tokens each of the text, and then another one: what is drafted
                 first is always wrong
-    mixed       of the streams every second is `echo`, the others are `plain`: what drafts cost others
+    mixed       of the streams every second is `echo`, the others are `plain`: the cost to others
 
 One server has `--draft-tokens N`, the other 0. The one that is not measured is stopped (SIGSTOP).
 Which one is first alternates. All answers must be the text, to the token; otherwise the command
@@ -250,7 +250,8 @@ def _line(workload: str, streams: int, servers: dict[str, Server]) -> str:
     none, drafts = servers["none"], servers["drafts"]
     drafted, accepted = drafts.drafts[cell]
     return (
-        f"{workload:10} {streams:3} streams  time {_ratio(none.seconds[cell], drafts.seconds[cell])}"
+        f"{workload:10} {streams:3} streams"
+        f"  time {_ratio(none.seconds[cell], drafts.seconds[cell])}"
         f"  processor {_ratio(none.cpu[cell], drafts.cpu[cell])}"
         f"  drafted {drafted}, accepted {accepted}"
     )
