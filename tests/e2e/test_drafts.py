@@ -178,9 +178,9 @@ def test_text_to_stop_at_is_found_within_a_draft(drafted: Side, plain: Side) -> 
 def test_chat_and_responses_are_drafted(drafted: Side, plain: Side) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     messages = [{"role": "user", "content": EDITED}]
-    for fields in ({}, {"tools": [tool]}):
-        fields = {"max_tokens": TOKENS, **fields}
-        sides = [chat(side.client, messages, **fields) for side in (drafted, plain)]
+    for tools in ([], [tool]):
+        asked: dict[str, Any] = {"max_tokens": TOKENS, "tools": tools}
+        sides = [chat(side.client, messages, **asked) for side in (drafted, plain)]
         assert len({side.choices[0].model_dump_json() for side in sides}) == 1
     said = [
         respond(side.client, REPEATING, max_output_tokens=TOKENS).output_text
