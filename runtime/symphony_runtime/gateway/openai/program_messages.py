@@ -12,8 +12,9 @@ _CHOICE = struct.Struct("<H")
 _PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
 _BEGUN = struct.Struct("<II")
-_COUNT_BYTES = 4
-_USAGE_COUNTS = (3, 4, 6)  # fewer in kept runs of versions that counted less
+_COUNTS = struct.Struct("<IIIIII")
+# Of runs that are kept from before drafts were counted, and before reasoning was.
+_OLD_COUNTS = (struct.Struct("<IIII"), struct.Struct("<III"))
 _CALL = struct.Struct("<HH")
 _FINISHES: dict[int, str | None] = {
     0: "stop", 1: "length", 2: "tool_calls", 3: "content_filter", 255: None,
@@ -220,9 +221,9 @@ def read_record(kind: int, data: bytes, at: int, end: int) -> Record:
     if kind == _BEGUN_KIND:
         return Begun(*_BEGUN.unpack_from(data, at))
     if kind == _USAGE_KIND:
-        counts = (end - at) // _COUNT_BYTES
-        assert counts in _USAGE_COUNTS, counts
-        return Usage(*struct.unpack_from(f"<{counts}I", data, at))
+        sizes = (_COUNTS, *_OLD_COUNTS)
+        counts = next((each for each in sizes if each.size == end - at), sizes[-1])
+        return Usage(*counts.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind
     failure: dict[str, Any] = msgpack.unpackb(data[at:end])
     return Failure(failure["status"], failure["code"], failure["param"] or None, failure["message"])
