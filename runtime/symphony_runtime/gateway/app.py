@@ -173,7 +173,7 @@ async def serve(
         stack.callback(services.slow.readers.stop)
         _watch_disk(stack, services, metrics, limits)
         _start_deletions(stack, services, config)
-        app = build_app(services, config.tool_format, config.cors_origins)
+        app = build_app(services, config.tool_format, config.cors_origins, config.draft_tokens)
         app[FILES], app[BATCHES], app[ADAPTERS] = files, batches, adapters
         port = await listen(app, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
@@ -286,7 +286,10 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 
 
 def build_app(
-    services: Services, tool_format: str = "auto", origins: Sequence[str] = ()
+    services: Services,
+    tool_format: str = "auto",
+    origins: Sequence[str] = (),
+    draft_tokens: int | None = None,
 ) -> web.Application:
     middlewares: list[Middleware] = [
         _count_request, problems_middleware, anthropic_errors_middleware,
@@ -298,7 +301,10 @@ def build_app(
     app[SERVICES] = services
     app[MCP] = McpRoute(server_version())
     app[ATTACHED] = AttachedRuns(services.runs, services.programs)
-    app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency, tool_format)
+    openai = OpenAI(
+        services.runs, services.programs, services.idempotency, tool_format, draft_tokens
+    )
+    app[OPENAI] = openai
     app.on_response_prepare.extend([_add_rate_headers, add_request_id])
     add_history(app, services)
     allow_origins(app, origins)

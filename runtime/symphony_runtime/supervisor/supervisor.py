@@ -56,7 +56,7 @@ _GATEWAY_OPTIONS = (
     "require_containment", "run_kept_seconds_max", "runs_live_max", "secrets_plain_loopback",
     "slow_bytes_a_second", "slow_grace_seconds", "slow_reader_seconds", "store",
     "tenant_kept_bytes_max", "tenant_runs_kept_max", "tenant_runs_live_max", "tenants",
-    "tool_format", "tools", "workers_per_tenant",
+    "draft_tokens", "tool_format", "tools", "workers_per_tenant",
 )  # fmt: skip
 
 

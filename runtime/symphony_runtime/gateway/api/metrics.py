@@ -153,6 +153,10 @@ def _families(text: "_Text", parts: list[_Part]) -> Iterator[Metric]:
     yield text.counter("generation_tokens", "sampled tokens", each("completion_tokens"))
     yield text.counter("prompt_tokens_cached", "entries opened or appended instead of computed",
                        each("cached_tokens"))  # fmt: skip
+    yield text.counter("draft_tokens", "tokens that the OpenAI routes drafted",
+                       [(part.labels, part.counts.drafted) for part in parts])  # fmt: skip
+    yield text.counter("draft_tokens_accepted", "drafted tokens that were right",
+                       [(part.labels, part.counts.accepted) for part in parts])  # fmt: skip
     yield text.gauge("kv_pages_held", "pages that are charged", each("pages"))
     yield text.gauge("kv_files", "live KV files", each("files"))
     yield text.gauge("kv_handles", "open handles and grants", each("handles"))

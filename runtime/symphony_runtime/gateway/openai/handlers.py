@@ -81,10 +81,16 @@ class OpenAI:
     """The state of the routes."""
 
     def __init__(
-        self, runs: Runs, programs: Programs, idempotency: Idempotency, tool_format: str
+        self,
+        runs: Runs,
+        programs: Programs,
+        idempotency: Idempotency,
+        tool_format: str,
+        draft_tokens: int | None = None,
     ) -> None:
         self.runs = runs
         self._tool_format = tool_format
+        self._draft_tokens = draft_tokens
         self.idempotency = idempotency
         self.programs = programs
         self.shipped = programs.shipped.add("openai", partial(shipped_wasm, __package__, "openai"))
@@ -114,7 +120,8 @@ class OpenAI:
         if known is None or known[0] is not kernel.about:
             about = kernel.about
             # In a thread: a tokenizer may have many megabytes.
-            known = about, await asyncio.to_thread(read_model, about, self._tool_format)
+            made = partial(read_model, about, self._tool_format, self._draft_tokens)
+            known = about, await asyncio.to_thread(made)
             self._models[kernel] = known
         return known[1]
 
@@ -333,7 +340,8 @@ async def start_program(
         request[WRITING].held = lambda: inbox.waiting
         passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
         keep = partial(_keep, server.runs, passing, kept) if kept is not None else None
-        return passing, shipped_records(passing, inbox, keep), {}
+        count = partial(server.runs.metrics.count_drafts, tenant)
+        return passing, shipped_records(passing, inbox, keep, count), {}
     asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept, model=model)
 
     async def start(run_id: str | None) -> Run:
