@@ -272,8 +272,14 @@ class CudaNetwork(AdapterlessNetwork):
         if following.launched is None:
             try:
                 self._launch(following, early=True)
-            # not an error of this step; the following step is launched in its turn
             except Exception as error:
+                words = self.broken()
+                if words is not None:  # CUDA reports a fault late: this one may be of either step
+                    raise RuntimeError(
+                        f"found in the launch of the step of {following.count} rows behind this "
+                        f"one of {step.count}, so of either of them: {words}"
+                    ) from error
+                # not an error of this step; the following step is launched in its turn
                 _log.warning("cannot launch a step ahead of its turn: %r", error)
             else:
                 self.launched_ahead += 1
