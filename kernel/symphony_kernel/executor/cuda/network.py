@@ -234,7 +234,7 @@ class CudaNetwork(AdapterlessNetwork):
         if early:
             step.copy_tokens(inputs)
         hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
-        logits = self._decoder.logits(hidden) if step.choices.requests else None
+        logits = self._decoder.logits(hidden) if step.choices.rows else None
         step.launched = Launched(inputs, logits)
         if step.choices.masked:
             self._note_end(step.launched)  # of all but the choice, which waits for bitmasks

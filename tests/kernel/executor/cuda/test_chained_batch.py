@@ -376,8 +376,17 @@ def test_fault_in_an_early_launch_is_told_of_both_steps(
     monkeypatch.setattr(network, "broken", lambda: "the GPU fails in every call")
     monkeypatch.setattr(rig.executor, "_device_lost", reported.append)
     words = r"the step of 2 rows behind this one of 2, so of either of them: the GPU fails"
-    with pytest.raises(RuntimeError, match=words):
-        run_held(rig, chained_batches(2, tables, [ARGMAX]))
+
+    async def main() -> None:
+        may_begin = threading.Event()
+        rig.executor._thread.start(lambda: may_begin.wait(20))
+        first, second = map(rig.executor.start, chained_batches(2, tables, [ARGMAX]))
+        may_begin.set()
+        with pytest.raises(RuntimeError, match=words):
+            await first
+        assert await second == []
+
+    asyncio.run(main())
     assert launches == [False, True]
     assert reported == ["the GPU fails in every call"]
 
