@@ -137,8 +137,8 @@ class CudaDecoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = operators.norm_heads(queries, layer.query_norm)
             keys = operators.norm_heads(keys, layer.key_norm)
-        operators.rotate(queries, keys, tables)
-        operators.append(keys, values, cache, tokens.pages, tokens.offsets)
+        places = tokens.pages, tokens.offsets
+        operators.rotate_and_append(queries, keys, values, tables, cache, *places)
         out = torch.empty((len(qkv), heads, config.head_dim), dtype=self.dtype, device=self.device)
         attention.run(layer.window, queries, cache, out)
         return self._summed(linear(out.flatten(1), *layer.output))
