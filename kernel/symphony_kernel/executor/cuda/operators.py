@@ -1,7 +1,7 @@
 """The small operators between matrix products: the contract, and torch's version.
 
-FlashInfer's version (see `flashinfer_kernels`) and Triton's (`triton_kernels`) do each in one or two
-kernels; results differ by rounding only.
+FlashInfer's version (see `flashinfer_kernels`) and Triton's (`triton_kernels`) do each in one or
+two kernels; results differ by rounding only.
 """
 
 from typing import Protocol

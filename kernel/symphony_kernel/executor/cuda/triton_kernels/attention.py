@@ -8,61 +8,14 @@ from torch import Tensor
 
 from symphony_kernel.executor.cuda.inputs import KINDS, Inputs, Kind
 from symphony_kernel.executor.cuda.triton_kernels.paged import attend_tiles, merge_parts
+from symphony_kernel.executor.cuda.triton_kernels.tiles import tile_shape
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _PARTS_MAX = 64  # of a row
-_TILE_BYTES = 32 << 10  # of K and V of a tile's entries: two of them fit any processor's memory
-_ROWS_MIN = 16  # of a product
-_ROWS_OF_CHUNKS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class TileShape:
-    """What a model's heads say of a kernel's tiles."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dim: int  # head_dim, padded to a power of two
-    entries: int  # of K and V at a time
-    single: int  # rows of a tile with one token: a pair of query and head each
-    several: int  # rows of a tile of chunks and trees
-    precision: str  # of products: TF32 would be no float32
-
-    def rows(self, kind: Kind) -> int:
-        return self.single if kind == "decodes" else self.several
-
-    def tiles(self, kind: Kind, tokens: int, rows: int) -> int:
-        """Return the number of tiles, some of which may be empty."""
-        if kind == "decodes":
-            return rows
-        return tokens * (self.heads // self.kv_heads) // self.several + rows
-
-
-def tile_shape(config: ModelConfig, dtype: torch.dtype) -> TileShape:
-    dim = max(_power_of_two(config.head_dim), _ROWS_MIN)
-    group = max(_power_of_two(config.heads // config.kv_heads), _ROWS_MIN)
-    entries = _TILE_BYTES // (2 * dim * dtype.itemsize)
-    return TileShape(
-        config.heads,
-        config.kv_heads,
-        config.head_dim,
-        dim,
-        entries=min(max(entries, 16), 128),
-        single=group,
-        several=max(group, _ROWS_OF_CHUNKS),
-        precision="ieee" if dtype == torch.float32 else "tf32",
-    )
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
-
-
-def partial_floats(shape: TileShape, programs: int) -> int:
-    """Return the size of the buffer for parts' sums and logarithms, in float32 numbers."""
-    return programs * shape.several * (shape.head_dim + 1)
+_DIM_OF_4 = 128  # up to which chunks have four warps
+# Decodes wait for memory, and pages for their numbers. A tree's tile needs room for its mask.
+_STAGES: dict[Kind, int] = {"decodes": 3, "chunks": 2, "trees": 1}
 
 
 @dataclass(slots=True)
@@ -122,7 +75,9 @@ class TritonAttention:
         parts = min(_PARTS_MAX, max(1, self._programs // (tiles * shape.kv_heads)))
         logs = self._workspace[: parts * tokens * shape.heads]
         partial = self._workspace[self._programs * shape.several :]
-        wide = shape.dim * queries.dtype.itemsize > 256
+        # What is wide spills out of the registers of four warps.
+        wide = queries.dtype == torch.float32 or masked or (shape.dim > _DIM_OF_4 and not single)
+        warps = 8 if wide else 4
         attend_tiles[tiles, shape.kv_heads, parts](
             queries, cache, out, partial, logs, q_indptr, arrays.indptr, arrays.indices,
             arrays.last_page_len, mask, mask_indptr, rows, window or 0, parts, tokens,
@@ -130,7 +85,7 @@ class TritonAttention:
             heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, dim=shape.dim,
             page_tokens=PAGE_TOKENS, block_m=shape.rows(kind), block_n=shape.entries,
             single=single, windowed=window is not None, masked=masked, split=parts > 1,
-            precision=shape.precision, num_warps=8 if wide and not single else 4, num_stages=2,
+            precision=shape.precision, num_warps=warps, num_stages=_STAGES[kind],
         )  # fmt: skip
         if parts > 1:
             merge_parts[tokens, shape.heads](

@@ -6,10 +6,9 @@ from torch import Tensor
 from symphony_kernel.executor.cuda.triton_kernels.attention import (
     TritonAttention,
     TritonGraphAttention,
-    partial_floats,
-    tile_shape,
 )
 from symphony_kernel.executor.cuda.triton_kernels.operators import TritonOperators
+from symphony_kernel.executor.cuda.triton_kernels.tiles import partial_floats, tile_shape
 from symphony_kernel.executor.models.config import ModelConfig
 
 
@@ -23,14 +22,14 @@ class TritonLibrary:
         self._config, self._dtype, self._programs = config, dtype, programs
         size = partial_floats(tile_shape(config, dtype), programs)
         # All steps share it: they run one after the other.
-        self._workspace = torch.empty(size, dtype=torch.float32, device=device)
+        self.workspace = torch.empty(size, dtype=torch.float32, device=device)
         self.operators = TritonOperators(config.norm_epsilon)
 
     def attention(self) -> TritonAttention:
-        return TritonAttention(self._config, self._dtype, self._programs, self._workspace)
+        return TritonAttention(self._config, self._dtype, self._programs, self.workspace)
 
     def graph_attention(self, rows: int, indices: list[Tensor]) -> TritonGraphAttention:
         """Return the attention of a graph of `rows` rows (see `TritonGraphAttention`)."""
         return TritonGraphAttention(
-            self._config, self._dtype, self._programs, self._workspace, rows, indices
+            self._config, self._dtype, self._programs, self.workspace, rows, indices
         )

@@ -166,10 +166,7 @@ def merge_parts(
     """Write the weighted mean of a token's parts to `out`: grid (tokens, heads)."""
     token = tl.program_id(0)
     head = tl.program_id(1)
-    if single:
-        row = token
-    else:
-        row = _row_at(q_indptr, rows, token, 1, 1, 0)
+    row = token if single else _row_at(q_indptr, rows, token, 1, 1, 0)
     length = _length_of(indptr, last_page_len, row, page_tokens)
     size = _part_of(length, parts, block_n)
     used = (length + size - 1) // size

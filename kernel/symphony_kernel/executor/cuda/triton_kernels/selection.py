@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from symphony_kernel.executor.cuda.triton_kernels.tiles import partial_floats, tile_shape
 from symphony_kernel.executor.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _log = logging.getLogger(__name__)
 _LIBRARY = "symphony_kernel.executor.cuda.triton_kernels.library"
 _HEAD_DIM_MAX = 256
 _GROUP_MAX = 64
-_PROGRAMS_PER_PROCESSOR = 4
+_PROGRAMS_PER_PROCESSOR = 4  # as many decode tiles fit into a multiprocessor's memory
 _PROGRAMS_ON_A_CPU = 24  # in Triton's interpreter
 _CAPABILITY_MIN = (8, 0)  # bfloat16 in products
 
@@ -50,6 +51,13 @@ def unsupported(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY_MIN:
         return "the device multiplies no bfloat16"
     return None
+
+
+def triton_workspace_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the size of the buffer for parts of rows, 0 where Triton does not compute a model."""
+    if unsupported(config, dtype, device) is not None:
+        return 0
+    return 4 * partial_floats(tile_shape(config, dtype), triton_programs(device))
 
 
 def triton_programs(device: torch.device) -> int:

@@ -4,7 +4,6 @@ Without a GPU Triton's interpreter runs the kernels.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -64,7 +63,7 @@ def check(step: Step, config: ModelConfig, dtype: torch.dtype, programs: int) ->
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "dtype"),
-    [(14, 2, 64, FP32), (4, 4, 64, BF16), (4, 1, 128, BF16), (2, 1, 256, FP32), (3, 1, 80, BF16)],
+    [(14, 2, 64, FP32), (2, 2, 64, BF16), (4, 1, 128, BF16), (2, 1, 256, FP32), (3, 1, 80, BF16)],
     ids=str,
 )
 def test_attention_of_every_kind_of_row_equals_torch(
@@ -106,14 +105,3 @@ def test_attention_of_a_graph_reads_each_steps_own_pages(config: ModelConfig) ->
             attention.run(window, step.queries, step.cache, out)
             mine, theirs = out[: len(rows)], step.expected(window)[: len(rows)]
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-
-
-def test_tiles_of_any_row_fit_into_their_grid(config: ModelConfig) -> None:
-    from symphony_kernel.executor.cuda.triton_kernels.attention import tile_shape
-
-    shape = tile_shape(shaped(config, 28, 4, 128), BF16)
-    assert (shape.single, shape.several, shape.dim) == (16, 64, 128)
-    for counts in ([1], [9, 10], [64, 1, 3], [100, 7, 63]):
-        needed = sum(-(-count * 7 // 64) for count in counts)
-        assert shape.tiles("chunks", sum(counts), len(counts)) >= needed
-    assert shape.tiles("decodes", 5, 5) == 5

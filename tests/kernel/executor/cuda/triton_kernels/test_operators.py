@@ -82,9 +82,9 @@ def test_rotated_queries_and_written_pages_equal_torchs(
     found: list[Any] = []
     for operators in (mine, TorchOperators(EPSILON)):
         qkv, there = together.clone(), cache.clone()
-        parts = qkv.split([heads, kv_heads, kv_heads], dim=1)
-        operators.rotate_and_append(*parts, tables, there, pages, offsets)
-        found.append((parts[0], there))
+        queries, keys, values = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+        operators.rotate_and_append(queries, keys, values, tables, there, pages, offsets)
+        found.append((queries, there))
     for one, other in zip(*found, strict=True):
         assert_close(one, other)
     untouched = torch.ones_like(cache, dtype=torch.bool)
