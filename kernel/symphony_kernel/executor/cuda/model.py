@@ -106,8 +106,12 @@ class CudaDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [w, vocab_size] float32 logits of [w, hidden] outputs of `forward`."""
+        return self.own_logits(hidden).float()
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits in the model's dtype, for kernels that convert them as they read."""
         logits = linear(hidden, self._head)
-        return (logits if self._gather is None else self._gather(logits)).float()
+        return logits if self._gather is None else self._gather(logits)
 
     def _summed(self, out: Tensor) -> Tensor:
         if self._reduce is not None:

@@ -31,7 +31,7 @@ from symphony_kernel.executor.cuda.model import CudaDecoder, Tokens
 from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
-from symphony_kernel.executor.cuda.sampler import apply_bitmasks, choices_of, choose
+from symphony_kernel.executor.cuda.sampler import apply_bitmasks, choices_of, choose, move_bitmasks
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
 from symphony_kernel.executor.cuda.triton_kernels.selection import find_triton
 from symphony_kernel.executor.network import AdapterlessNetwork
@@ -251,7 +251,10 @@ class CudaNetwork(AdapterlessNetwork):
         if early:
             step.copy_tokens(inputs)
         hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
-        logits = self._decoder.logits(hidden) if step.choices.requests else None
+        logits = None
+        if step.choices.requests:
+            decoder = self._decoder
+            logits = decoder.logits(hidden) if self.triton is None else decoder.own_logits(hidden)
         step.launched = Launched(inputs, logits)
         if step.choices.masked:
             self._note_end(step.launched)  # of all but the choice, which waits for bitmasks
@@ -265,10 +268,15 @@ class CudaNetwork(AdapterlessNetwork):
         logits = launched.logits
         if logits is not None and len(choices.chosen):
             moved = launched.inputs.moved
-            if choices.masked:
-                bits = [masks[row] for row in choices.masked]
-                apply_bitmasks(logits, bits, moved, self._pinned)
-            launched.chosen = chosen = choose(logits, choices, moved)
+            bits = [masks[row] for row in choices.masked]
+            if self.triton is not None:
+                words = move_bitmasks(bits, self._device, self._pinned) if bits else None
+                chosen = self.triton.choose(logits, choices, moved, words)
+            else:
+                if bits:
+                    apply_bitmasks(logits, bits, moved, self._pinned)
+                chosen = choose(logits, choices, moved)
+            launched.chosen = chosen
             launched.record = chosen.record
             if self._pinned:
                 record = torch.empty(chosen.record.shape, dtype=torch.int32, pin_memory=True)

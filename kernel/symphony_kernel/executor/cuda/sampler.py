@@ -87,6 +87,8 @@ def choices_of(
     arrays = _arrays(choices, [samplings[number] for number in hot])
     if masked:
         arrays["masked"] = _int32(masked_places)
+        numbers = {place: number for number, place in enumerate(masked_places)}
+        arrays["mask_rows"] = _int32([numbers.get(place, -1) for place in chosen])
     return choices, arrays
 
 
@@ -98,6 +100,11 @@ def _arrays(choices: SamplingChoices, samplings: list[Sampling]) -> dict[str, In
     counts = [len(request.positions) for request in choices.requests]
     seeds = np.repeat(np.array([request.seed for request in choices.requests], np.uint64), counts)
     positions = np.concatenate([request.positions for request in choices.requests])
+    # Where each chosen place's key is, unless it is greedy or truncated.
+    draws = np.full(len(choices.chosen), -1, np.int32)
+    draws[choices.drawn] = np.arange(len(choices.drawn))
+    draws[choices.drawn[choices.truncated]] = -1
+    arrays["draws"] = draws
     drawn = choices.chosen[choices.drawn]
     arrays["keys"] = noise_keys(seeds[drawn], positions[drawn]).view(np.int32)
     arrays["temperatures"] = np.array([s.temperature for s in samplings], np.float32).view(np.int32)
@@ -139,6 +146,13 @@ class SampledTokens:
     record: Tensor  # [c, 3] int32 of the chosen ones
 
 
+def move_bitmasks(masks: Sequence[UInt32], device: torch.device, pinned: bool) -> Tensor:
+    """Return bitmasks on the device, [rows, words] int32, in one copy."""
+    host = torch.empty((len(masks), len(masks[0])), dtype=torch.int32, pin_memory=pinned)
+    np.stack(masks, out=host.numpy().view(np.uint32))
+    return host.to(device, non_blocking=True)
+
+
 def apply_bitmasks(
     logits: Tensor, masks: Sequence[UInt32], moved: MovedArrays, pinned: bool
 ) -> None:
@@ -147,9 +161,7 @@ def apply_bitmasks(
     `masks` are [ceil(vocab_size / 32)] each, in the order of those places: bit t % 32 of word
     t // 32 allows token t.
     """
-    host = torch.empty((len(masks), len(masks[0])), dtype=torch.int32, pin_memory=pinned)
-    np.stack(masks, out=host.numpy().view(np.uint32))
-    words = host.to(logits.device, non_blocking=True)
+    words = move_bitmasks(masks, logits.device, pinned)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     ruled_out = (words[:, :, None] >> shifts & 1 == 0).flatten(1)[:, : logits.shape[1]]
     if len(masks) == len(logits):
