@@ -18,10 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
+from symphony_kernel.executor.cuda.sampler import choices_of
+from symphony_kernel.executor.cuda.staging import StagedArrays
 from symphony_kernel.executor.models.config import ModelConfig, load_config
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-from tests.support.executor.models import make_checkpoint
+from tests.support.executor.models import Allows, make_checkpoint, make_row
 from tests.support.executor.triton_cases import Tables, chunk, step_of, tree
 
 # Of real models: heads, heads of K and V, the width of a head, the dtype. Qwen2.5 0.5B has 14 of 2.
@@ -32,7 +36,7 @@ SHAPES = {
     "fp32": (32, 8, 128, torch.float32),
 }
 _TARGET = ("cuda", 90, 32)
-_HIDDEN, _MIDDLE = 4_096, 14_336
+_HIDDEN, _MIDDLE, _VOCAB = 4_096, 14_336, 128_256
 _ALIGNED = [["tt.divisibility", 16]]
 _POINTERS = {
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
@@ -80,6 +84,8 @@ class Compiler:
                 "registers": int(registers[1]),
                 "spilled": int(spilled[1]),
                 "shared": compiled.metadata.shared,
+                # Of Triton's own logarithm: an approximation would not do for the noise.
+                "approximate_log": "lg2.approx" in compiled.asm["ptx"],
             }
         )
 
@@ -145,8 +151,27 @@ def launch_operators(config: ModelConfig, dtype: torch.dtype) -> None:
     operators.rotate_and_append(queries, keys, values, tables, cache, numbers, numbers)
 
 
+def launch_choice(config: ModelConfig, dtype: torch.dtype) -> None:
+    """Choose of all kinds of places, with bitmasks and without."""
+    from symphony_kernel.executor.cuda.triton_kernels.sampler import choose_tokens
+
+    samplings = None, Sampling(), Sampling(top_p=0.9)
+    for count, masked in ((1, False), (3, False), (3, True)):
+        rows = []
+        for number, sampling in enumerate(samplings[:count]):
+            get = Get.ARGMAX if sampling is None else Get.SAMPLE
+            row = make_row([1], np.array([number], np.int32))
+            row.options = PredOptions(get=get, sampling=sampling)
+            row.matcher = Allows([3]) if masked else None
+            rows.append(row)
+        choices, arrays = choices_of(rows, range(count))
+        moved = StagedArrays(arrays, pinned=False).move(torch.device("cpu"))
+        masks = torch.zeros(count, _VOCAB // 32, dtype=torch.int32) if masked else None
+        choose_tokens(torch.zeros(count, _VOCAB, dtype=dtype), choices, moved, masks)
+
+
 LAUNCHES: tuple[Callable[[ModelConfig, torch.dtype], None], ...] = (
-    launch_attention, launch_operators,
+    launch_attention, launch_operators, launch_choice,
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.cuda.sampler import apply_bitmasks, choices_of, choose, move_bitmasks
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
-from symphony_kernel.executor.cuda.triton_kernels.selection import find_triton
+from symphony_kernel.executor.cuda.triton_kernels.selection import find_chooser, find_triton
 from symphony_kernel.executor.network import AdapterlessNetwork
 from symphony_kernel.executor.sampling import SamplingRequest, answer, host_floats
 from symphony_kernel.protocol.errno import SyscallError
@@ -54,7 +54,8 @@ class CudaNetwork(AdapterlessNetwork):
     last page belongs to no file. Logits exist for at most `logits_places` places at once.
     `graph_rows` are the sizes of the graphs (None: the ladder, with FlashInfer or Triton),
     `library` is FlashInfer (None: the installed one, on a GPU). `triton` says whether Triton's
-    kernels are used (None: on a GPU where FlashInfer is not used).
+    kernels are used (None: on a GPU where FlashInfer is not used). On a GPU Triton chooses the
+    tokens, if it is there.
     """
 
     computes = "cuda"
@@ -87,6 +88,7 @@ class CudaNetwork(AdapterlessNetwork):
         if triton is None:
             triton = self._pinned and library is None
         self.triton = find_triton(config, decoder.dtype, self._device) if triton else None
+        self._chooser = find_chooser(self._device) if self._pinned or triton else None
         self._workspace = torch.empty(0, dtype=torch.uint8, device=self._device)
         self._attention, self._operators = self._kernels()
         self.graphs = self._make_graphs(graph_rows)
@@ -254,7 +256,8 @@ class CudaNetwork(AdapterlessNetwork):
         logits = None
         if step.choices.requests:
             decoder = self._decoder
-            logits = decoder.logits(hidden) if self.triton is None else decoder.own_logits(hidden)
+            chooser = self._chooser
+            logits = decoder.logits(hidden) if chooser is None else decoder.own_logits(hidden)
         step.launched = Launched(inputs, logits)
         if step.choices.masked:
             self._note_end(step.launched)  # of all but the choice, which waits for bitmasks
@@ -269,9 +272,9 @@ class CudaNetwork(AdapterlessNetwork):
         if logits is not None and len(choices.chosen):
             moved = launched.inputs.moved
             bits = [masks[row] for row in choices.masked]
-            if self.triton is not None:
+            if self._chooser is not None:
                 words = move_bitmasks(bits, self._device, self._pinned) if bits else None
-                chosen = self.triton.choose(logits, choices, moved, words)
+                chosen = self._chooser(logits, choices, moved, words)
             else:
                 if bits:
                     apply_bitmasks(logits, bits, moved, self._pinned)

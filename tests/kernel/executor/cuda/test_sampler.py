@@ -88,13 +88,10 @@ def logits_of(places: int, vocab: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [101, 5000])
 @pytest.mark.parametrize("at", ["last", "all"])
-@BY_EITHER
-def test_tokens_of_the_device_equal_those_of_sampling(
-    device: str, vocab: int, at: str, by: Chooser
-) -> None:
+def test_tokens_of_the_device_equal_those_of_sampling(device: str, vocab: int, at: str) -> None:
     rows = rows_with(SAMPLINGS, at)
     logits = logits_of(len(SAMPLINGS) * (3 if at == "all" else 1), vocab, 5)
-    choices, chosen = chosen_of(rows, logits, device, by)
+    choices, chosen = chosen_of(rows, logits, device)
     assert choices.whole
     expected = expected_of(rows, logits)
     record = chosen.record.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Attention, operators and choice of tokens by Triton, as `CudaNetwork` makes them."""
+"""Attention and operators by Triton, as `CudaNetwork` makes them."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,6 @@ from symphony_kernel.executor.cuda.triton_kernels.attention import (
     TritonGraphAttention,
 )
 from symphony_kernel.executor.cuda.triton_kernels.operators import TritonOperators
-from symphony_kernel.executor.cuda.triton_kernels.sampler import choose_tokens
 from symphony_kernel.executor.cuda.triton_kernels.tiles import partial_floats, tile_shape
 from symphony_kernel.executor.models.config import ModelConfig
 
@@ -25,7 +24,6 @@ class TritonLibrary:
         # All steps share it: they run one after the other.
         self.workspace = torch.empty(size, dtype=torch.float32, device=device)
         self.operators = TritonOperators(config.norm_epsilon)
-        self.choose = choose_tokens
 
     def attention(self) -> TritonAttention:
         return TritonAttention(self._config, self._dtype, self._programs, self.workspace)

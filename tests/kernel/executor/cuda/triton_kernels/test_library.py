@@ -6,10 +6,13 @@ are a few small ones.
 
 import numpy as np
 import pytest
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.cuda import CPU_WAYS, SIZES, TRITON_WAYS, Way, load_cuda
 from tests.support.executor.models import (
     ALL_LOGITS,
+    PAIR,
+    Allows,
     Checkpoint,
     ExecutorRig,
     Float32,
@@ -63,3 +66,25 @@ def test_logits_of_every_kind_of_row_equal_torchs(
     for step, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         for one, other in zip(mine, theirs, strict=True):
             assert relative_error(one, other) < way.tolerance, step
+
+
+@pytest.mark.parametrize("way", [TRITON_WAYS["Triton, padded"]], ids=["padded"])
+def test_tokens_of_free_constrained_and_detailed_rows_equal_torchs(
+    checkpoint: Checkpoint, way: Way
+) -> None:
+    found = []
+    for each in (CPU_WAYS["torch"], way):
+        rig = load_cuda(checkpoint, each)
+        sampled = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=2.0, top_p=0.8))
+        rows = [make_row([3], rig.table(1), options=PredOptions()) for _ in range(3)]
+        rows[1].matcher = Allows([7, 20, 33])
+        rows[2].options = PredOptions(logprobs=2)  # which the host answers from the logits
+        rows.append(make_row([3], rig.table(1), options=sampled, seed=9))
+        results = rig.run(rows)
+        rig.close()
+        assert all(isinstance(result, bytes) for result in results)
+        found.append([np.frombuffer(r, PAIR) for r in results if isinstance(r, bytes)])
+    for theirs, mine in zip(*found, strict=True):
+        assert mine["token"].tolist() == theirs["token"].tolist()
+        np.testing.assert_allclose(mine["value"], theirs["value"], atol=1e-4)
+    assert int(found[1][1]["token"][0]) in {7, 20, 33}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from symphony_kernel.executor.cuda.triton_kernels.selection import (
+    find_chooser,
     find_triton,
     triton_workspace_bytes,
     unsupported,
@@ -56,4 +57,5 @@ def test_without_triton_torch_computes_and_the_log_says_why(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert find_triton(config, torch.bfloat16, DEVICE) is None
+    assert find_chooser(DEVICE) is None
     assert "torch computes attention, slower than Triton: it is not installed" in caplog.text
