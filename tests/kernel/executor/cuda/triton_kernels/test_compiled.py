@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.requirements import lacking, need_module
 
 ROOT = Path(__file__).resolve().parents[5]
