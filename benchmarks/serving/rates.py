@@ -23,6 +23,7 @@ from tests.support.executor.native_kernels import bytes_per_s, flops_per_s
 
 _BYTES = 1 << 28  # a thread's share: far above any cache
 _SIDE = 4096
+_PRODUCT_SECONDS_MAX = 1.0  # of one product; a processor without bf16 took minutes for a large one
 
 
 def main(threads: int) -> None:
@@ -73,8 +74,16 @@ def product_rate(threads: int, repeats: int = 3, dtype: Any = None) -> float:
     import torch
 
     torch.set_num_threads(threads)
-    left, right = (torch.randn(_SIDE, _SIDE).to(dtype or torch.bfloat16) for _ in range(2))
-    return 2 * _SIDE**3 / _best(lambda: torch.mm(left, right), repeats)
+
+    def seconds(side: int, repeats: int) -> float:
+        left, right = (torch.randn(side, side).to(dtype or torch.bfloat16) for _ in range(2))
+        return _best(lambda: torch.mm(left, right), repeats)
+
+    side = 256
+    # Twice the side is eight times the work.
+    while side < _SIDE and 8 * seconds(side, 1) < _PRODUCT_SECONDS_MAX:
+        side *= 2
+    return 2 * side**3 / seconds(side, repeats)
 
 
 def _best(work: Callable[[], object], repeats: int) -> float:

@@ -22,6 +22,7 @@ from symphony_kernel.executor.models.fitting import ELEMENT_BYTES, MemoryNeeds
 from symphony_kernel.executor.models.gguf.container import is_gguf
 from symphony_kernel.executor.models.model_files import open_model, required
 from symphony_kernel.executor.models.tensor_headers import held_bytes
+from symphony_kernel.executor.native.build import emulates_bf16
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
@@ -193,10 +194,14 @@ def make_executor(
     progress(0.0)  # the part before the first weight takes seconds, too
     directory = configuration.directory
     name = TINY if configuration.model == TINY else None
-    if name is None:
-        check_model(directory, configuration.dtype)
-    assets = load_assets(directory, configuration.dtype, name)
     on_host = configuration.device == "cpu" or (configuration.device == "auto" and _no_gpu())
+    dtype = configuration.dtype
+    if dtype == "auto" and on_host and emulates_bf16():
+        dtype = "fp32"
+        _log.info("--dtype auto is fp32 on this processor: it has no products of bf16")
+    if name is None:
+        check_model(directory, dtype)
+    assets = load_assets(directory, dtype, name)
     if on_host:
         _check_fits(configuration, assets.model.dtype, None)
     # Imported late, because torch takes seconds: a simulated kernel does not need it.
@@ -208,7 +213,7 @@ def make_executor(
         _check_fits(configuration, assets.model.dtype, free)
     executor = TorchExecutor.load(
         directory,
-        dtype=configuration.dtype,
+        dtype=dtype,
         quantize=configuration.quantize,
         device=configuration.device,
         pool_bytes=configuration.pool_bytes,

@@ -35,10 +35,12 @@ FLAGS = (
 _WHAT = "the native kernels"
 _COMPILE_SECONDS_MAX = 300
 _MACHINES = ("x86_64", "amd64")
-_FLAGS_NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
 _NATIVE = ("-march=native",)
-# What x86-64-v4 allows a compiler to use, by Linux' names (psABI of x86-64, table 3.1).
-_V4 = _FLAGS_NEEDED | {"avx2", "avx512cd", "bmi1", "bmi2", "abm", "f16c", "movbe"}
+# What x86-64-v3 and v4 allow a compiler to use, by Linux' names (psABI of x86-64, table 3.1). The
+# first is what the sources need.
+_V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+_V4 = _V3 | _AVX512 | {"avx512cd"}
 
 
 class Level(NamedTuple):
@@ -56,6 +58,7 @@ LEVELS = (
     ),
     Level(("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
     Level(("-march=x86-64-v4",), _V4),
+    Level(("-march=x86-64-v3",), _V3),
 )
 
 
@@ -105,20 +108,50 @@ def compile_library(
     )  # fmt: skip
 
 
+def emulates_bf16() -> bool:
+    """Return whether bfloat16 is multiplied by software here, far more slowly than float32.
+
+    So does torch on x86-64 without AVX-512: oneDNN has no such products for it (measured: a prompt
+    takes four times as long). The kernels widen it instead, where they are to be had. Of processors
+    that are not known it is not said.
+    """
+    if not _is_x86_64() or _features(_read_processor()) >= _AVX512:
+        return False
+    try:
+        built_library()
+    except LibraryUnavailable:
+        return True
+    return False
+
+
 def _processor() -> tuple[str, frozenset[str]]:
     """Return the processor's name with its features, and the features."""
-    if platform.system() != "Linux" or platform.machine().lower() not in _MACHINES:
+    if not _is_x86_64():
         raise LibraryUnavailable(f"no native kernels for {platform.system()} {platform.machine()}")
-    told: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(":")
-        told.setdefault(name.strip(), value.strip())
-    features = frozenset(told.get("flags", "").split())
-    missing = _FLAGS_NEEDED - features
+    told = _read_processor()
+    features = _features(told)
+    missing = _V3 - features
     if missing:
         raise LibraryUnavailable(f"this processor lacks {', '.join(sorted(missing))}")
     names = ("cpu family", "model", "model name", "flags")
     return "\n".join(told.get(name, "") for name in names), features
+
+
+def _is_x86_64() -> bool:
+    return platform.system() == "Linux" and platform.machine().lower() in _MACHINES
+
+
+def _read_processor() -> dict[str, str]:
+    """Return what Linux tells of the first processor, by its names."""
+    told: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        told.setdefault(name.strip(), value.strip())
+    return told
+
+
+def _features(told: dict[str, str]) -> frozenset[str]:
+    return frozenset(told.get("flags", "").split())
 
 
 def _key(processor: str) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -9,8 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from symphony_kernel.executor.models.config import load_config
-from symphony_kernel.executor.native.build import FLAGS, SOURCES, built_library, compile_library
+from symphony_kernel.executor.native.build import (
+    FLAGS,
+    SOURCES,
+    built_library,
+    compile_library,
+    emulates_bf16,
+)
 from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.reference.network import TorchNetwork
@@ -181,3 +189,16 @@ def test_check_says_what_a_server_would_find(cache: Path, monkeypatch: pytest.Mo
     assert list(cache.glob("*.so")) == []
     monkeypatch.setenv("SYMPHONY_NATIVE", "0")
     assert look() == (1, "SYMPHONY_NATIVE=0 is set; torch computes, several times slower\n")
+
+
+def test_bf16_is_emulated_without_kernels_where_onednn_has_no_products_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SYMPHONY_NATIVE", "0")
+    known = platform.machine() == "x86_64"
+    assert emulates_bf16() is (known and not torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def test_bf16_is_not_emulated_with_kernels() -> None:
+    native_library()
+    assert not emulates_bf16()

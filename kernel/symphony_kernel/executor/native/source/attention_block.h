@@ -32,6 +32,13 @@ struct Visible {
     uint16_t pages[BLOCK_PAGES];
 };
 
+// Registers of a tile of R queries: as many sums as fit.
+template <int R>
+constexpr int wide() {
+    if (MANY_REGISTERS) return R <= 3 ? 8 : 4;
+    return R == 1 ? 4 : R <= 3 ? 2 : 1;
+}
+
 // COLD: the entries come from memory, so V, which lies behind K, is prefetched.
 template <class T, int R, int C, bool COLD>
 inline void score_tile(int units, const uint32_t *queries, const uint32_t *const *keys,
@@ -71,7 +78,7 @@ inline void score_tile(int units, const uint32_t *queries, const uint32_t *const
 
 template <class T, int R, bool COLD>
 inline void score_rows(int units, const uint32_t *queries, const Block &block, float *scores) {
-    constexpr int WIDE = R <= 3 ? 8 : 4;
+    constexpr int WIDE = wide<R>();
     int page = block.first_page;
     const int end = block.last_page;
     for (; page + WIDE <= end; page += WIDE)
@@ -81,11 +88,11 @@ inline void score_rows(int units, const uint32_t *queries, const Block &block, f
             score_tile<T, R, 4, COLD>(units, queries, block.keys + page, scores + page * LANES);
             page += 4;
         }
-    if (page + 2 <= end) {
+    if (WIDE > 2 && page + 2 <= end) {
         score_tile<T, R, 2, COLD>(units, queries, block.keys + page, scores + page * LANES);
         page += 2;
     }
-    if (page < end)
+    if (WIDE > 1 && page < end)
         score_tile<T, R, 1, COLD>(units, queries, block.keys + page, scores + page * LANES);
 }
 
@@ -206,7 +213,7 @@ template <class T, int R>
 inline void value_rows(const Block &block, int width, const uint32_t *last_pair, const float *scores,
                        const Factors &factors, int row, float *out) {
     const auto *weights = reinterpret_cast<const uint32_t *>(scores);
-    constexpr int WIDE = R <= 3 ? 8 : 4;
+    constexpr int WIDE = wide<R>();
     int column = 0;
     for (; column + WIDE * LANES <= width; column += WIDE * LANES)
         value_tile<T, R, WIDE>(block, width, column, last_pair, weights, factors, row, out);
@@ -215,11 +222,11 @@ inline void value_rows(const Block &block, int width, const uint32_t *last_pair,
             value_tile<T, R, 4>(block, width, column, last_pair, weights, factors, row, out);
             column += 4 * LANES;
         }
-    if (column + 2 * LANES <= width) {
+    if (WIDE > 2 && column + 2 * LANES <= width) {
         value_tile<T, R, 2>(block, width, column, last_pair, weights, factors, row, out);
         column += 2 * LANES;
     }
-    if (column < width)
+    if (WIDE > 1 && column < width)
         value_tile<T, R, 1>(block, width, column, last_pair, weights, factors, row, out);
 }
 

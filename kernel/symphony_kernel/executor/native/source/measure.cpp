@@ -97,15 +97,24 @@ void compute(Product &given) {
     team.end();
 }
 
+// Keeps the compiler from knowing what is in a register.
+inline __attribute__((always_inline)) void hide(__m512i &x) {
+#if SYMPHONY_AVX512
+    asm volatile("" : "+v"(x));
+#else
+    asm volatile("" : "+x"(x.low), "+x"(x.high));
+#endif
+}
+
 // Independent sums: enough of them to hide the latency of one.
 template <class T>
 float dots(int64_t count) {
-    constexpr int CHAINS = 24;
+    constexpr int CHAINS = MANY_REGISTERS ? 24 : 6;
     __m512 sums[CHAINS];
     for (__m512 &sum : sums) sum = _mm512_setzero_ps();
     __m512i x = _mm512_set1_epi32(0x3F803F80);
     for (int64_t i = 0; i < count; i += CHAINS) {
-        asm volatile("" : "+v"(x));
+        hide(x);
 #pragma GCC unroll 24
         for (int chain = 0; chain < CHAINS; ++chain) sums[chain] = T::dot(sums[chain], x, x);
     }

@@ -2,7 +2,8 @@
 //
 // A matrix is cut into panels of 32 outputs. A panel in the model's type is [units of depth][32
 // outputs], where a unit is 4 bytes: a pair of bfloat16 or one float32. It is read from its begin to
-// its end, once for up to 14 rows of inputs, whose sums stay in registers:
+// its end, once for up to 14 rows of inputs, whose sums stay in registers (of AVX-512; with AVX2 once
+// for up to 3 rows, or one half after the other for up to 6):
 //
 //     inputs  [rows][stride] words         one word, broadcast      14 rows
 //     panel   [units][32]                  two registers         x  2 registers of sums
@@ -15,8 +16,9 @@
 #pragma once
 
 #include <algorithm>
-
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "attention_units.h"
 #include "memory.h"
@@ -26,7 +28,8 @@
 
 namespace symphony {
 
-constexpr int ROWS_MAX = 14;      // of inputs that are multiplied with a panel together
+// Rows of inputs that are multiplied with a panel together.
+constexpr int ROWS_MAX = MANY_REGISTERS ? 14 : 6;
 
 // A packed matrix; it does not own its memory.
 struct Matrix {
@@ -72,15 +75,19 @@ void pack(Matrix &matrix, const void *rows, int32_t outputs, int32_t depth, int3
     }
 }
 
-// Multiplies ROWS rows of inputs by a panel into sums [ROWS][PANEL], and prefetches two lines at
-// `ahead` for each unit, `step` bytes further each time.
-template <class T, int ROWS>
-void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel, int32_t units,
-                   const char *ahead, int64_t step, float *sums) {
+// Multiplies ROWS rows of inputs by the left half of a panel, the right one or BOTH into sums
+// [ROWS][PANEL], and prefetches two lines at `ahead` for each unit, `step` bytes further each time.
+template <class T, int ROWS, bool BOTH>
+inline __attribute__((always_inline)) void multiply_halves(
+    const uint32_t *inputs, int64_t stride, const uint32_t *panel, int32_t units, const char *ahead,
+    int64_t step, float *sums) {
     constexpr int GROUPS = (ROWS + 2) / 3;
     __m512 left[ROWS], right[ROWS];
 #pragma GCC unroll 14
-    for (int row = 0; row < ROWS; ++row) left[row] = right[row] = _mm512_setzero_ps();
+    for (int row = 0; row < ROWS; ++row) {
+        left[row] = _mm512_setzero_ps();
+        if constexpr (BOTH) right[row] = _mm512_setzero_ps();
+    }
     // One pointer for each three rows: more would not fit into the processor's registers.
     const uint32_t *groups[GROUPS];
 #pragma GCC unroll 5
@@ -94,13 +101,16 @@ void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel
         ahead += step;
         const auto add = [&](auto index) __attribute__((always_inline)) {
             const __m512i first = T::template part<index()>(_mm512_load_si512(panel));
-            const __m512i second = T::template part<index()>(_mm512_load_si512(panel + LANES));
+            __m512i second;
+            if constexpr (BOTH) {
+                second = T::template part<index()>(_mm512_load_si512(panel + LANES));
+            }
 #pragma GCC unroll 14
             for (int row = 0; row < ROWS; ++row) {
                 const __m512i input =
                     _mm512_set1_epi32(static_cast<int>(groups[row / 3][row % 3 * stride + index()]));
                 left[row] = T::dot(left[row], input, first);
-                right[row] = T::dot(right[row], input, second);
+                if constexpr (BOTH) right[row] = T::dot(right[row], input, second);
             }
         };
         add(std::integral_constant<int, 0>());
@@ -112,21 +122,36 @@ void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel
 #pragma GCC unroll 14
     for (int row = 0; row < ROWS; ++row) {
         _mm512_store_ps(sums + row * PANEL, left[row]);
-        _mm512_store_ps(sums + row * PANEL + LANES, right[row]);
+        if constexpr (BOTH) _mm512_store_ps(sums + row * PANEL + LANES, right[row]);
+    }
+}
+
+// Multiplies ROWS rows of inputs by a panel into sums [ROWS][PANEL]; prefetches as
+// `multiply_halves`.
+template <class T, int ROWS>
+void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel, int32_t units,
+                   const char *ahead, int64_t step, float *sums) {
+    if constexpr (MANY_REGISTERS || ROWS <= 3) {
+        multiply_halves<T, ROWS, true>(inputs, stride, panel, units, ahead, step, sums);
+    } else {
+        multiply_halves<T, ROWS, false>(inputs, stride, panel, units, ahead, step, sums);
+        multiply_halves<T, ROWS, false>(inputs, stride, panel + LANES, units, ahead, 0,
+                                        sums + LANES);
     }
 }
 
 using MultiplyRows = void (*)(const uint32_t *, int64_t, const uint32_t *, int32_t, const char *,
                               int64_t, float *);
 
+template <class T, int... ROWS>
+constexpr std::array<MultiplyRows, sizeof...(ROWS) + 1> rows_kernels(
+    std::integer_sequence<int, ROWS...>) {
+    return {nullptr, multiply_rows<T, ROWS + 1>...};
+}
+
+// By the number of rows.
 template <class T>
-constexpr MultiplyRows MULTIPLY_ROWS[ROWS_MAX + 1] = {
-    nullptr,
-    multiply_rows<T, 1>, multiply_rows<T, 2>, multiply_rows<T, 3>, multiply_rows<T, 4>,
-    multiply_rows<T, 5>, multiply_rows<T, 6>, multiply_rows<T, 7>, multiply_rows<T, 8>,
-    multiply_rows<T, 9>, multiply_rows<T, 10>, multiply_rows<T, 11>, multiply_rows<T, 12>,
-    multiply_rows<T, 13>, multiply_rows<T, 14>,
-};
+constexpr auto MULTIPLY_ROWS = rows_kernels<T>(std::make_integer_sequence<int, ROWS_MAX>());
 
 struct Inputs {
     const void *data;  // [rows][stride]; past the depth, up to a whole unit, finite

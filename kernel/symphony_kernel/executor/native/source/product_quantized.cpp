@@ -1,8 +1,9 @@
 #include "product_quantized.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-
+#include <utility>
 
 namespace symphony {
 
@@ -77,11 +78,20 @@ void quantize(const Element *from, int32_t depth, const QuantizedFormat &format,
     }
 }
 
-// sum + the products of four unsigned and four signed bytes in each lane, exactly.
+// sum + the products of four unsigned and four signed bytes in each lane, exactly. Unsigned ones of
+// 4 BITS are at most 15.
+template <int BITS>
 inline __m512i dot_bytes(__m512i sum, __m512i weights, __m512i inputs) {
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__)
     return _mm512_dpbusd_epi32(sum, weights, inputs);
+#elif defined(__AVXVNNI__)
+    return {_mm256_dpbusd_avx_epi32(sum.low, weights.low, inputs.low),
+            _mm256_dpbusd_avx_epi32(sum.high, weights.high, inputs.high)};
 #else
+    if constexpr (BITS == 4) {  // the sum of two products fits into 16 bits
+        const __m512i pairs = _mm512_maddubs_epi16(weights, inputs);
+        return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    }
     const __m512i low = _mm512_set1_epi16(0xFF);
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(weights, low),
                                            _mm512_srai_epi16(_mm512_slli_epi16(inputs, 8), 8));
@@ -104,7 +114,7 @@ inline __attribute__((always_inline)) void add_block(const char *tile, const cha
         for (int row = 0; row < ROWS; ++row) {
             int32_t four;
             std::memcpy(&four, reinterpret_cast<const InputBlock *>(tile)[row].x + 4 * word, 4);
-            integers[row] = dot_bytes(integers[row], weights, _mm512_set1_epi32(four));
+            integers[row] = dot_bytes<BITS>(integers[row], weights, _mm512_set1_epi32(four));
         }
     };
 #pragma GCC unroll 8
@@ -178,18 +188,16 @@ void multiply_tile(const char *tile, const char *panel, int32_t blocks, const ch
     }
 }
 
+template <int BITS, bool MINIMUMS, int GROUP_BLOCKS, int... ROWS>
+constexpr std::array<MultiplyTile, sizeof...(ROWS)> tile_kernels(
+    std::integer_sequence<int, ROWS...>) {
+    return {multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, ROWS + 1>...};
+}
+
 template <int BITS, bool MINIMUMS, int GROUP_BLOCKS>
 MultiplyTile kernel_of(int32_t rows) {
-    static constexpr MultiplyTile KERNELS[TILE_ROWS] = {
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 1>,
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 2>,
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 3>,
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 4>,
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 5>,
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 6>,
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 7>,
-        multiply_tile<BITS, MINIMUMS, GROUP_BLOCKS, 8>,
-    };
+    static constexpr auto KERNELS = tile_kernels<BITS, MINIMUMS, GROUP_BLOCKS>(
+        std::make_integer_sequence<int, TILE_ROWS>());
     return KERNELS[rows - 1];
 }
 

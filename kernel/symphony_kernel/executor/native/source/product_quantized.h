@@ -9,12 +9,12 @@
 // Weights are unsigned in memory, q + ZERO. A group's sum begins with -ZERO * (sum of x), so that
 // it is exact; or the minimum of the group times the sum of its inputs is added.
 //
-// A panel of 32 outputs is read once for up to 8 rows of inputs, a tile, whose sums stay in
-// registers:
+// A panel of 32 outputs is read once for up to 8 rows of inputs (4 with AVX2), a tile, whose sums
+// stay in registers:
 //
 //     panel   [groups] { scales [32] float16, minimums [32] float16 if any, [2] half }
 //     half    [1 or 4 blocks][4 or 8 lines], a line: 16 outputs x 4 bytes
-//     tile    [blocks of 32 of the depth][8 rows] InputBlock
+//     tile    [blocks of 32 of the depth][TILE_ROWS] InputBlock
 //
 // In 8 bits line i of a block has inputs 4 i to 4 i + 3 of each output. In 4 bits it has inputs
 // 8 i to 8 i + 3 in the lower halves of its bytes, and the next four in the upper halves.
@@ -29,7 +29,7 @@ namespace symphony {
 
 constexpr int PANEL = 2 * LANES;  // outputs
 constexpr int BLOCK = 32;         // of the depth
-constexpr int TILE_ROWS = 8;
+constexpr int TILE_ROWS = MANY_REGISTERS ? 8 : 4;
 
 // How weights are quantized; `bits` is 0 if they are not.
 struct QuantizedFormat {

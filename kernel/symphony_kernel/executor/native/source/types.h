@@ -1,7 +1,13 @@
 // The base of all kernels: registers of sixteen floats, and aligned memory.
 #pragma once
 
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include <immintrin.h>
+#define SYMPHONY_AVX512 1
+#else
+#include "avx2.h"
+#define SYMPHONY_AVX512 0
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +17,8 @@ namespace symphony {
 // The size of a cache line and of a register.
 constexpr size_t LINE_BYTES = 64;
 constexpr int LANES = 16;  // float32 in a register
+// Whether there are 32 registers of sixteen floats; else there are eight (16 halves of them).
+constexpr bool MANY_REGISTERS = SYMPHONY_AVX512;
 
 // Loads sixteen floats, or those of the set lanes and zeros; the same from bfloat16.
 inline __m512 load(const float *from) { return _mm512_loadu_ps(from); }
