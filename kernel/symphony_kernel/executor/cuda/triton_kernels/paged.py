@@ -32,6 +32,23 @@ def _row_at(q_indptr, rows, place, group: tl.constexpr, block_m: tl.constexpr, g
 
 
 @triton.jit
+def _tile_at(
+    q_indptr, rows, tile, group: tl.constexpr, block_m: tl.constexpr, single: tl.constexpr
+):
+    """Return a tile's row, the row's first token and their number, and the tile's first pair."""
+    row = tile
+    token = tile
+    count = 1
+    first = 0
+    if not single:
+        row = _row_at(q_indptr, rows, tile, group, block_m, 1)
+        token = tl.load(q_indptr + row)
+        count = tl.load(q_indptr + row + 1) - token
+        first = (tile - (token * group // block_m + row)) * block_m
+    return row, token, count, first
+
+
+@triton.jit
 def _length_of(indptr, last_page_len, row, page_tokens: tl.constexpr):
     pages = tl.load(indptr + row + 1) - tl.load(indptr + row)
     return (pages - 1) * page_tokens + tl.load(last_page_len + row)
@@ -42,6 +59,60 @@ def _part_of(length, parts, block_n: tl.constexpr):
     """Return how many entries each part of a row has, a multiple of `block_n`."""
     part = tl.maximum((length + parts - 1) // parts, _PART_MIN)
     return (part + block_n - 1) // block_n * block_n
+
+
+@triton.jit
+def _attend_entries(
+    q, cache, indices, mask, query, mine, real, kv_head, low, high, length, window, scale,
+    page_stride,
+    kv_heads: tl.constexpr, head_dim: tl.constexpr, dim: tl.constexpr, page_tokens: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, windowed: tl.constexpr, masked: tl.constexpr,
+    precision: tl.constexpr,
+):  # fmt: skip
+    """Return a tile's weighted sums of values, largest scores and sums of weights.
+
+    `indices` and `mask` begin with the row's, `mine` are the entries of the queries' own tokens.
+    """
+    dims = tl.arange(0, dim)
+    inside_dim = dims < head_dim
+    best = tl.full([block_m], float("-inf"), tl.float32)
+    total = tl.zeros([block_m], tl.float32)
+    sums = tl.zeros([block_m, dim], tl.float32)
+    for start in tl.range(low, high, block_n):
+        entry = start + tl.arange(0, block_n)
+        inside = entry < high
+        page = tl.load(indices + entry // page_tokens, mask=inside, other=0)
+        at = page.to(tl.int64) * page_stride
+        at += (entry % page_tokens) * (kv_heads * head_dim) + kv_head * head_dim
+        keys = tl.load(
+            cache + at[None, :] + dims[:, None],
+            mask=inside[None, :] & inside_dim[:, None], other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(q, keys, input_precision=precision) * scale
+        visible = inside[None, :] & real[:, None]
+        if masked:
+            bit = query[:, None] * length + entry[None, :]
+            byte = tl.load(mask + bit // 8, mask=visible, other=0)
+            visible = visible & ((byte.to(tl.int32) >> (bit % 8) & 1) != 0)
+        else:
+            visible = visible & (entry[None, :] <= mine[:, None])
+        if windowed:
+            visible = visible & (entry[None, :] > mine[:, None] - window)
+        scores = tl.where(visible, scores, float("-inf"))
+        newest = tl.maximum(best, tl.max(scores, 1))
+        # A row that has seen nothing yet: -inf minus -inf is no number.
+        base = tl.where(newest == float("-inf"), 0.0, newest)
+        weights = tl.exp2(scores - base[:, None])
+        fading = tl.exp2(best - base)
+        total = total * fading + tl.sum(weights, 1)
+        values = tl.load(
+            cache + page_tokens * kv_heads * head_dim + at[:, None] + dims[None, :],
+            mask=inside[:, None] & inside_dim[None, :], other=0.0,
+        )  # fmt: skip
+        added = tl.dot(weights.to(values.dtype), values, input_precision=precision)
+        sums = sums * fading[:, None] + added
+        best = newest
+    return sums, best, total
 
 
 @triton.jit(do_not_specialize=["rows", "window", "parts", "tokens"])
@@ -64,16 +135,7 @@ def attend_tiles(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
-    if single:
-        row = tile
-        token = tile
-        count = 1
-        first = 0
-    else:
-        row = _row_at(q_indptr, rows, tile, group, block_m, 1)
-        token = tl.load(q_indptr + row)
-        count = tl.load(q_indptr + row + 1) - token
-        first = (tile - (token * group // block_m + row)) * block_m
+    row, token, count, first = _tile_at(q_indptr, rows, tile, group, block_m, single)
     if first < count * group:
         length = _length_of(indptr, last_page_len, row, page_tokens)
         low = 0
@@ -103,46 +165,12 @@ def attend_tiles(
             if windowed:
                 seen = length - count + first // group - window + 1
                 low = tl.maximum(low, tl.maximum(seen, 0) // block_n * block_n)
-            if masked:
-                bits = tl.load(mask_indptr + row)
-            page_begin = tl.load(indptr + row)
-            best = tl.full([block_m], float("-inf"), tl.float32)
-            total = tl.zeros([block_m], tl.float32)
-            sums = tl.zeros([block_m, dim], tl.float32)
-            for start in tl.range(low, high, block_n):
-                entry = start + tl.arange(0, block_n)
-                inside = entry < high
-                page = tl.load(indices + page_begin + entry // page_tokens, mask=inside, other=0)
-                at = page.to(tl.int64) * page_stride
-                at += (entry % page_tokens) * (kv_heads * head_dim) + kv_head * head_dim
-                keys = tl.load(
-                    cache + at[None, :] + dims[:, None],
-                    mask=inside[None, :] & inside_dim[:, None], other=0.0,
-                )  # fmt: skip
-                scores = tl.dot(q, keys, input_precision=precision) * scale
-                visible = inside[None, :] & real[:, None]
-                if masked:
-                    bit = query[:, None] * length + entry[None, :]
-                    byte = tl.load(mask + bits + bit // 8, mask=visible, other=0)
-                    visible = visible & ((byte.to(tl.int32) >> (bit % 8) & 1) != 0)
-                else:
-                    visible = visible & (entry[None, :] <= mine[:, None])
-                if windowed:
-                    visible = visible & (entry[None, :] > mine[:, None] - window)
-                scores = tl.where(visible, scores, float("-inf"))
-                newest = tl.maximum(best, tl.max(scores, 1))
-                # A row that has seen nothing yet: -inf minus -inf is no number.
-                base = tl.where(newest == float("-inf"), 0.0, newest)
-                weights = tl.exp2(scores - base[:, None])
-                fading = tl.exp2(best - base)
-                total = total * fading + tl.sum(weights, 1)
-                values = tl.load(
-                    cache + page_tokens * kv_heads * head_dim + at[:, None] + dims[None, :],
-                    mask=inside[:, None] & inside_dim[None, :], other=0.0,
-                )  # fmt: skip
-                added = tl.dot(weights.to(values.dtype), values, input_precision=precision)
-                sums = sums * fading[:, None] + added
-                best = newest
+            bits = tl.load(mask_indptr + row) if masked else 0
+            sums, best, total = _attend_entries(
+                q, cache, indices + tl.load(indptr + row), mask + bits, query, mine, real, kv_head,
+                low, high, length, window, scale, page_stride, kv_heads, head_dim, dim,
+                page_tokens, block_m, block_n, windowed, masked, precision,
+            )  # fmt: skip
             total = tl.where(total > 0.0, total, 1.0)  # of a query that sees nothing of this part
             sums = sums / total[:, None]
             if split:

@@ -73,32 +73,13 @@ def _threshold(
 
 
 @triton.jit
-def draw_truncated(
-    logits, chosen, drawn, truncated, keys, temperatures, top_ks, top_ps, floors, mask_rows, masks,
-    sums, record, result, vocab, words, block: tl.constexpr, masked: tl.constexpr,
+def _limit_of(
+    logits, mask_rows, masks, place, row, temperature, top, top_k, top_p, vocab, words,
+    block: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
-    """Draw a token for each truncated place: grid (m,).
-
-    `top_ks` [m] int32, `top_ps` and `floors` (logarithms of min_p) [m] float64. Writes the token
-    and its log-probability to `record` and `result`, which `choice.join_parts` has filled.
-    """
-    number = tl.program_id(0)
-    draw = tl.load(truncated + number)
-    place = tl.load(drawn + draw)
-    row = tl.load(chosen + place).to(tl.int64)
-    temperature = tl.load(temperatures + draw)
-    top = tl.full([], float("-inf"), tl.float32)
-    for start in tl.range(0, vocab, block):
-        tokens = start + tl.arange(0, block)
-        values = allowed_logits(
-            logits, mask_rows, masks, place, row, tokens, vocab, words, masked
-        )  # fmt: skip
-        top = tl.maximum(top, tl.max(values, 0))
-    top = tl.div_rn(top, temperature)
-
+    """Return a key above which tokens are kept, and how many of those are that equal it."""
     limit = tl.full([], _KEY_OF_NOTHING, tl.int32)  # above it all are kept,
     equals = tl.full([], 0.0, tl.float64)  # and so many of those that equal it
-    top_k = tl.load(top_ks + number)
     by_k = (top_k > 0) & (top_k < vocab)
     if by_k:
         limit, above = _threshold(
@@ -106,7 +87,6 @@ def draw_truncated(
             vocab, words, block, masked,
         )  # fmt: skip
         equals = top_k.to(tl.float64) - above
-    top_p = tl.load(top_ps + number)
     if top_p < 1.0:
         mass = tl.zeros([], tl.float64)  # of what top_k keeps
         for start in tl.range(0, vocab, block):
@@ -132,7 +112,37 @@ def draw_truncated(
             limit, equals = nucleus, enough
         elif nucleus == limit:
             equals = tl.minimum(equals, enough)
+    return limit, equals
 
+
+@triton.jit
+def draw_truncated(
+    logits, chosen, drawn, truncated, keys, temperatures, top_ks, top_ps, floors, mask_rows, masks,
+    sums, record, result, vocab, words, block: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """Draw a token for each truncated place: grid (m,).
+
+    `top_ks` [m] int32, `top_ps` and `floors` (logarithms of min_p) [m] float64. Writes the token
+    and its log-probability to `record` and `result`, which `choice.join_parts` has filled.
+    """
+    number = tl.program_id(0)
+    draw = tl.load(truncated + number)
+    place = tl.load(drawn + draw)
+    row = tl.load(chosen + place).to(tl.int64)
+    temperature = tl.load(temperatures + draw)
+    top = tl.full([], float("-inf"), tl.float32)
+    for start in tl.range(0, vocab, block):
+        tokens = start + tl.arange(0, block)
+        values = allowed_logits(
+            logits, mask_rows, masks, place, row, tokens, vocab, words, masked
+        )  # fmt: skip
+        top = tl.maximum(top, tl.max(values, 0))
+    top = tl.div_rn(top, temperature)
+
+    limit, equals = _limit_of(
+        logits, mask_rows, masks, place, row, temperature, top, tl.load(top_ks + number),
+        tl.load(top_ps + number), vocab, words, block, masked,
+    )  # fmt: skip
     floor = tl.load(floors + number)
     low, high = tl.load(keys + 2 * draw), tl.load(keys + 2 * draw + 1)
     best = tl.full([], float("-inf"), tl.float32)
