@@ -16,12 +16,17 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from symphony_kernel.compiled.build import built_library
+from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.native.build import LEVELS, shipped_name
+from symphony_kernel.executor.native.library import Library
 from symphony_kernel.platform.build_cache import LibraryUnavailable
 
 from tests.e2e.programs import HELLO_WASM
+from tests.support.executor.native_kernels import Float32, product, rounded_inputs
 from tests.support.requirements import lacking
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +88,37 @@ def test_wheel_brings_everything_compiled_and_names_no_folder_of_its_machine(dis
             if folder.encode() in wheel.read(name)
         }
     assert found == set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS_MAX)
+def test_kernels_of_each_level_that_runs_here_multiply(dist: Path, tmp_path: Path) -> None:
+    """Also those of older processors, which this one takes no library of."""
+    features = set(re.findall(r"\S+", Path("/proc/cpuinfo").read_text(encoding="utf-8")))
+    names = [shipped_name(level) for level in LEVELS if level.needed <= features]
+    if not names:
+        lacking("native", "this processor has none of the levels' features")
+    with zipfile.ZipFile(wheel_of(dist)) as wheel:
+        for packed in wheel.namelist():
+            if packed.rpartition("/")[2] in names:
+                (tmp_path / Path(packed).name).write_bytes(wheel.read(packed))
+    random = np.random.default_rng(0)
+
+    def numbers(rows: int, columns: int) -> Float32:
+        return random.standard_normal((rows, columns)).astype(np.float32)
+
+    inputs, weights = numbers(23, 200), numbers(70, 200)
+    halves = (weights.view(np.uint32) >> 16).astype(np.uint16)
+    for library in (Library(tmp_path / name) for name in names):
+        for bits in (4, 8):
+            matrix = quantize(torch.from_numpy(weights), bits, 32)
+            exact = rounded_inputs(inputs, 32) @ matrix.dequantize(torch.float64).numpy().T
+            np.testing.assert_allclose(product(library, inputs, matrix), exact, 1e-5, 1e-4)
+        exact = inputs.astype(np.float64) @ weights.T
+        np.testing.assert_allclose(product(library, inputs, weights), exact, 1e-5, 1e-4)
+        wide = (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        found = product(library, halves[:23], halves, wide=True)
+        np.testing.assert_allclose(found, wide[:23] @ wide.T, 1e-5, 1e-4)
 
 
 @pytest.mark.slow
