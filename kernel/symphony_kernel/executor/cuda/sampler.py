@@ -97,6 +97,9 @@ def choices_of(
         _add_parameters(arrays, choices, [known[kind] for kind in at_drawn.tolist()])
     if masked:
         arrays["masked"] = begins[masked]
+        mask_rows = np.full(begins[-1], -1, np.int32)
+        mask_rows[begins[masked]] = np.arange(len(masked), dtype=np.int32)
+        arrays["mask_rows"] = mask_rows[chosen]
     return choices, arrays
 
 
@@ -107,6 +110,11 @@ def _add_parameters(
     rows, counts = choices.rows, np.diff(choices.begins)
     seeds = np.repeat(np.array([row.seed for row in rows], np.uint64), counts)
     positions = np.concatenate([row.positions[row.places] for row in rows])
+    # Where each chosen place's key is, unless it is greedy or truncated.
+    draws = np.full(len(choices.chosen), -1, np.int32)
+    draws[choices.drawn] = np.arange(len(choices.drawn))
+    draws[choices.drawn[choices.truncated]] = -1
+    arrays["draws"] = draws
     drawn = choices.chosen[choices.drawn]
     arrays["keys"] = noise_keys(seeds[drawn], positions[drawn]).view(np.int32)
     arrays["temperatures"] = np.array([s.temperature for s in samplings], np.float32).view(np.int32)
@@ -147,6 +155,13 @@ class SampledTokens:
     record: Tensor  # [c, 3] int32 of the chosen ones
 
 
+def move_bitmasks(masks: Sequence[UInt32], device: torch.device, pinned: bool) -> Tensor:
+    """Return bitmasks on the device, [rows, words] int32, in one copy."""
+    host = torch.empty((len(masks), len(masks[0])), dtype=torch.int32, pin_memory=pinned)
+    np.stack(masks, out=host.numpy().view(np.uint32))
+    return host.to(device, non_blocking=True)
+
+
 def apply_bitmasks(
     logits: Tensor, masks: Sequence[UInt32], moved: MovedArrays, pinned: bool
 ) -> None:
@@ -155,9 +170,7 @@ def apply_bitmasks(
     `masks` are [ceil(vocab_size / 32)] each, in the order of those places: bit t % 32 of word
     t // 32 allows token t.
     """
-    host = torch.empty((len(masks), len(masks[0])), dtype=torch.int32, pin_memory=pinned)
-    np.stack(masks, out=host.numpy().view(np.uint32))
-    words = host.to(logits.device, non_blocking=True)
+    words = move_bitmasks(masks, logits.device, pinned)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     ruled_out = (words[:, :, None] >> shifts & 1 == 0).flatten(1)[:, : logits.shape[1]]
     if len(masks) == len(logits):

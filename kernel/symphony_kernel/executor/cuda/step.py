@@ -35,7 +35,7 @@ class Launched:
     """What a launched step has on the device."""
 
     inputs: Inputs
-    logits: Tensor | None  # [w, vocab_size], if there are places
+    logits: Tensor | None  # [w, vocab_size] float32 or of the model's dtype, if there are places
     chosen: SampledTokens | None = None
     record: Tensor | None = None  # of `chosen`, on its way to the host
     done: "torch.cuda.Event | None" = None  # None: done already, on a CPU
@@ -175,4 +175,5 @@ class PreparedStep:
         owners = self.plan.owners
         requests = [choices.request(number, masks.get(owners[number])) for number in numbers]
         places = np.concatenate([np.arange(len(logits))[choices.place(n)] for n in numbers])
-        return answer(logits.index_select(0, to_device(places, logits.device)), requests)
+        chosen = logits.index_select(0, to_device(places, logits.device))
+        return answer(chosen.float(), requests)
