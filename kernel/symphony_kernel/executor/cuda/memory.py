@@ -27,7 +27,7 @@ from symphony_kernel.protocol.limits import (
 
 _log = logging.getLogger(__name__)
 _GRAPH_BYTES = 48 << 20  # of one graph: its nodes and their arguments, by estimate
-_STAGING_BUFFERS = 4  # two in each direction, with a host tier
+_STAGING_BUFFERS = 4  # two in each direction
 _LOGITS_AT_ONCE = 2  # of a step and of the one launched behind it
 _SORTED_FACTOR = 10  # what sorting logits takes, in multiples of them
 _MARGIN_SHARE = 0.05  # for libraries' own memory, and for gaps between torch's blocks

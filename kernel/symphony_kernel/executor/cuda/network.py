@@ -254,7 +254,7 @@ class CudaNetwork(AdapterlessNetwork):
             step.copy_tokens(inputs)
         hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
         logits = None
-        if step.choices.requests:
+        if step.choices.rows:
             decoder = self._decoder
             chooser = self._chooser
             logits = decoder.logits(hidden) if chooser is None else decoder.own_logits(hidden)
@@ -300,8 +300,14 @@ class CudaNetwork(AdapterlessNetwork):
         if following.launched is None:
             try:
                 self._launch(following, early=True)
-            # not an error of this step; the following step is launched in its turn
             except Exception as error:
+                words = self.broken()
+                if words is not None:  # CUDA reports a fault late: this one may be of either step
+                    raise RuntimeError(
+                        f"found in the launch of the step of {following.count} rows behind this "
+                        f"one of {step.count}, so of either of them: {words}"
+                    ) from error
+                # not an error of this step; the following step is launched in its turn
                 _log.warning("cannot launch a step ahead of its turn: %r", error)
             else:
                 self.launched_ahead += 1

@@ -42,6 +42,8 @@ class TenantMetrics:
     killed: Counter[str] = field(default_factory=Counter)  # by KILL_KINDS
     limits: Counter[str] = field(default_factory=Counter)  # reached limits, by name
     usage: Counter[str] = field(default_factory=Counter)  # of ended runs, by USAGE_KEYS
+    drafted: int = 0  # tokens that the OpenAI routes drafted
+    accepted: int = 0  # of them, those that were right
 
     def add(self, other: "TenantMetrics") -> None:
         self.started += other.started
@@ -49,6 +51,8 @@ class TenantMetrics:
         self.killed.update(other.killed)
         self.limits.update(other.limits)
         self.usage.update(other.usage)
+        self.drafted += other.drafted
+        self.accepted += other.accepted
 
 
 class RunMetrics:
@@ -95,6 +99,11 @@ class RunMetrics:
 
     def count_limit(self, tenant: str, limit: str) -> None:
         self.of_tenant(tenant).limits[limit] += 1
+
+    def count_drafts(self, tenant: str, drafted: int, accepted: int) -> None:
+        metrics = self.of_tenant(tenant)
+        metrics.drafted += drafted
+        metrics.accepted += accepted
 
     def count_worker_limits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
         """Count the calls that a worker refused for limits; ignores invalid numbers."""

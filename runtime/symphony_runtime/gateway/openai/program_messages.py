@@ -12,8 +12,9 @@ _CHOICE = struct.Struct("<H")
 _PROMPT = struct.Struct("<HH")
 _LENGTH = struct.Struct("<I")
 _BEGUN = struct.Struct("<II")
-_COUNTS = struct.Struct("<IIII")
-_OLD_COUNTS = struct.Struct("<III")  # of runs that are kept from before reasoning was counted
+_COUNTS = struct.Struct("<IIIIII")
+# Of runs that are kept from before drafts were counted, and before reasoning was.
+_OLD_COUNTS = (struct.Struct("<IIII"), struct.Struct("<III"))
 _CALL = struct.Struct("<HH")
 _FINISHES: dict[int, str | None] = {
     0: "stop", 1: "length", 2: "tool_calls", 3: "content_filter", 255: None,
@@ -130,12 +131,17 @@ class Data:
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a whole request; `reasoning` are those of the completion that reason."""
+    """The tokens of a whole request; `reasoning` are those of the completion that reason.
+
+    `drafted` tokens were computed before they were known to be right; `accepted` of them were.
+    """
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -215,7 +221,8 @@ def read_record(kind: int, data: bytes, at: int, end: int) -> Record:
     if kind == _BEGUN_KIND:
         return Begun(*_BEGUN.unpack_from(data, at))
     if kind == _USAGE_KIND:
-        counts = _COUNTS if end - at == _COUNTS.size else _OLD_COUNTS
+        sizes = (_COUNTS, *_OLD_COUNTS)
+        counts = next((each for each in sizes if each.size == end - at), sizes[-1])
         return Usage(*counts.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind
     failure: dict[str, Any] = msgpack.unpackb(data[at:end])

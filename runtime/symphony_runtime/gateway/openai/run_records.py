@@ -24,12 +24,16 @@ _LOOK_SECONDS = 5.0  # between checks whether the run's end cannot be stored
 _END_SECONDS = 1.0  # a tenant's program may go on behind its answer
 Batches = AsyncIterator[list[Record]]
 Keep = Callable[[bytes], Awaitable[None]]
+CountDrafts = Callable[[int, int], None]
 _MEMORY_FULL = "; its memory had "  # in a worker's words for a trap with almost no memory left
 
 
-async def shipped_records(run: Run, inbox: Inbox, keep: Keep | None = None) -> Batches:
+async def shipped_records(
+    run: Run, inbox: Inbox, keep: Keep | None = None, count: CountDrafts | None = None
+) -> Batches:
     """Yield the records of the shipped program; the last is a Usage or a Failure.
 
+    `count` gets the tokens that it drafted, and how many of them were right.
     `keep` gets all messages of an answer that is complete, before its last record is told.
     """
     records, unsaved_events, said = Records(), run.events, list[bytes]()
@@ -45,6 +49,8 @@ async def shipped_records(run: Run, inbox: Inbox, keep: Keep | None = None) -> B
                     yield batch[:-1]
                 await keep(b"".join(said))
                 batch = batch[-1:]
+            if count is not None and isinstance(used := batch[-1], Usage) and used.drafted:
+                count(used.drafted, used.accepted)
             yield batch
             if isinstance(batch[-1], END):
                 return

@@ -71,3 +71,21 @@ def test_record_may_span_messages(size: int) -> None:
     assert isinstance(tokens[0], TokenLogprob)
     with_logprobs.logprobs = None
     assert read == READ
+
+
+@pytest.mark.parametrize(
+    ("counts", "usage"),
+    [
+        ((5, 1, 7), Usage(5, 1, 7)),
+        ((5, 1, 7, 2), Usage(5, 1, 7, 2)),
+        ((5, 1, 7, 2, 9, 4), Usage(5, 1, 7, 2, drafted=9, accepted=4)),
+    ],
+)
+def test_usage_of_each_version_is_read(counts: tuple[int, ...], usage: Usage) -> None:
+    data = record(b"u", struct.pack(f"<{len(counts)}I", *counts))
+    assert Records().feed(data) == [usage]
+
+
+def test_usage_that_is_cut_short_is_refused() -> None:
+    with pytest.raises(struct.error):
+        Records().feed(record(b"u", struct.pack("<II", 5, 1)))

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
+    OPENAI_DRAFT_TOKENS,
     RUN_RESULT_BYTES_MAX,
     RUN_TICKETS_MAX,
 )
@@ -38,6 +39,7 @@ _INFILL: Final = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
+_ONE_ORDER: Final = "native"  # an executor whose sums do not depend on the rows of a pass
 _BRANCHES: Final = ("handles", "tickets", "kv_files")  # of each, one for a branch
 _AHEAD: Final = 65  # results of a branch that its ticket may hold: `program/src/branch.rs`
 _RESULT_BYTES: Final = 8  # of a token, and of each of its likeliest alternatives
@@ -59,10 +61,19 @@ class Model:
     pooling: str = "last"
     dimensions: tuple[int, ...] | None = ()  # that embeddings may be cut to; None: any
     adapter: str = ""  # the tenant's adapter that the request names behind the model
+    draft_tokens: int = 0  # for one pass
 
 
-def read_model(about: dict[str, Any], tool_format: str = "auto") -> Model:
-    """Return the model in a kernel's `Welcome`; `tool_format` is the operator's."""
+def read_model(
+    about: dict[str, Any], tool_format: str = "auto", draft_tokens: int | None = None
+) -> Model:
+    """Return the model in a kernel's `Welcome`. The other arguments are the operator's.
+
+    Without `draft_tokens`, answers are drafted only where that changes none of their bits.
+    """
+    if draft_tokens is None:
+        same = about.get("computes") == _ONE_ORDER
+        draft_tokens = OPENAI_DRAFT_TOKENS if same else 0
     model, embedding = about["model"], about.get("embedding") or {}
     tokenizer = json.loads(about.get("tokenizer") or b"{}")
     prefix, suffix = text_specials(tokenizer)
@@ -79,6 +90,7 @@ def read_model(about: dict[str, Any], tool_format: str = "auto") -> Model:
         model.get("hidden_size", 0),
         embedding.get("pooling", "last"),
         None if cuts is None else tuple(cuts),
+        draft_tokens=draft_tokens,
     )
 
 

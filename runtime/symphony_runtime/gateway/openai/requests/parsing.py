@@ -286,6 +286,8 @@ def _common(
         "presence": request.presence_penalty,
         "frequency": request.frequency_penalty,
     }
+    if model.draft_tokens:
+        job["drafts"] = model.draft_tokens
     if model.adapter:
         job["adapter"] = model.adapter
     if request.temperature:

@@ -1,6 +1,7 @@
 """What the bodies of the OpenAI routes may say, and the jobs they become."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -27,6 +28,12 @@ LIMITS = RequestLimits.of(TenantLimits())
 def job(wanted: ParsedRequest) -> dict[str, Any]:
     unpacked: dict[str, Any] = msgpack.unpackb(wanted.job, strict_map_key=False)
     return unpacked
+
+
+def test_job_has_the_length_of_drafts_where_there_are_any() -> None:
+    body, drafting = {"model": "m", "prompt": "p"}, replace(MODEL, draft_tokens=5)
+    assert job(parse_completion(body, drafting, LIMITS))["drafts"] == 5
+    assert "drafts" not in job(parse_completion(body, MODEL, LIMITS))
 
 
 def completion(**fields: Any) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 use crate::calls;
 use crate::channels::{Channels, Part};
 use crate::conversation;
+use crate::drafts::Drafts;
 use crate::failure::Failure;
 use crate::job::Job;
 use crate::logprobs::{Entries, Entry};
 use crate::text::Text;
 use crate::wire::{Finish, Wire};
 use std::collections::BTreeMap;
+use std::mem;
 use symphony::msgpack::Writer;
-use symphony::Errno;
+use symphony::{process, Errno, Error};
 
 /// Forbids a token; the server wants finite numbers.
 const NEVER: f32 = -1e29;
@@ -20,6 +22,10 @@ const AHEAD: u64 = 16;
 pub const AHEAD_UNREAD: u64 = 64;
 const LOT: u64 = 8;
 const LOT_UNREAD: u64 = 32;
+/// The same where drafts may come soon: what the server is ahead by is then thrown away.
+const LOT_BEFORE_DRAFTS: u64 = 4;
+/// After so many passes without a draft the server goes on by itself.
+const PASSES_WITHOUT_DRAFT: usize = 4;
 
 /// How passes are made, learned at the first one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,6 +34,19 @@ pub enum Decoding {
     Ahead,
     /// A pass for each token.
     Stepwise,
+    /// A pass for each token and a draft of what follows it, which may be empty.
+    Drafted,
+}
+
+/// What a branch that may make drafts needs for it.
+struct Drafting {
+    drafts: Drafts,
+    /// The draft that the pass under way checks.
+    draft: Vec<u32>,
+    /// Passes without one in a row.
+    without: usize,
+    /// When tokens came last, in milliseconds; `None`: none have.
+    came: Option<u64>,
 }
 
 pub struct Branch {
@@ -55,6 +74,9 @@ pub struct Branch {
     parts: Vec<Part>,
     /// A bit for each token that has occurred, where that is penalized.
     occurred: Vec<u8>,
+    drafting: Option<Drafting>,
+    /// Of draws that were given none, so that passes with drafts draw the same.
+    seed: Option<u64>,
     finish: Finish,
     told: bool,
 }
@@ -81,6 +103,8 @@ impl Branch {
             channels: None,
             parts: Vec::new(),
             occurred: Vec::new(),
+            drafting: None,
+            seed: None,
             finish: if max == 0 { Finish::Length } else { Finish::Going },
             told: false,
         }
@@ -97,6 +121,26 @@ impl Branch {
             self.occurred = vec![0; (job.vocab + 7) / 8];
             tokens.iter().for_each(|token| self.note(*token));
         }
+    }
+
+    /// Lets the answer to the prompt make drafts, of which `spare` tokens may be in vain.
+    pub fn allow_drafts(&mut self, prompt: &[u32], spare: usize, job: &Job) -> Result<(), Failure> {
+        let drawn = matches!(&job.sampling, Some(sampling) if sampling.seed.is_none());
+        if drawn {
+            self.seed = Some(process::random_u64()?);
+        }
+        self.drafting = Some(Drafting {
+            drafts: Drafts::new(prompt, job.drafts, spare, self.max),
+            draft: Vec::new(),
+            without: 0,
+            came: None,
+        });
+        Ok(())
+    }
+
+    /// Tokens that were drafted, and how many of them were right.
+    pub fn drafted(&self) -> (usize, usize) {
+        self.drafting.as_ref().map_or((0, 0), |each| (each.drafts.drafted, each.drafts.accepted))
     }
 
     fn note(&mut self, token: u32) {
@@ -121,32 +165,45 @@ impl Branch {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.ticket = calls::pred(self.kv, tokens, &self.adapted(job))?;
+        let drafted = self.drafting.as_ref().filter(|_| self.decoding == Decoding::Drafted);
+        let options = self.adapted(job);
+        self.ticket = match drafted {
+            Some(drafting) if !drafting.draft.is_empty() => {
+                calls::pred(self.kv, &[tokens, &drafting.draft].concat(), &options)?
+            }
+            _ => calls::pred(self.kv, tokens, &options)?,
+        };
         Ok(())
     }
 
     /// Takes the tokens that are ready, and goes on; `false`: none are.
     pub fn take(&mut self, job: &Job, room: &mut [u8]) -> Result<bool, Failure> {
-        match calls::take(self.ticket, room)? {
-            None => Ok(false),
-            Some(length) => self.advance(length, job, room).map(|()| true),
+        match calls::take(self.ticket, room) {
+            Ok(None) => Ok(false),
+            Ok(Some(length)) => self.advance(length, job, room).map(|()| true),
+            Err(error) => self.give_up_drafts(error, job).map(|()| true),
         }
     }
 
     /// The same, once there are some.
     pub fn claim(&mut self, job: &Job, room: &mut [u8]) -> Result<(), Failure> {
-        let length = calls::claim(self.ticket, room)?;
-        self.advance(length, job, room)
+        match calls::claim(self.ticket, room) {
+            Ok(length) => self.advance(length, job, room),
+            Err(error) => self.give_up_drafts(error, job),
+        }
     }
 
     fn advance(&mut self, length: usize, job: &Job, room: &[u8]) -> Result<(), Failure> {
-        if self.decoding == Decoding::Stepwise {
+        if self.decoding != Decoding::Ahead {
             self.ticket = 0;
         }
-        for record in room[..length].chunks_exact(job.record_bytes()) {
-            if self.going() {
-                self.add(record, job);
-            }
+        let records = room[..length].chunks_exact(job.record_bytes());
+        if self.decoding == Decoding::Drafted {
+            self.check_draft(records, job)?;
+        } else {
+            let before = self.count;
+            records.for_each(|record| self.add_while_going(record, job));
+            self.count_time(self.count - before, None);
         }
         // The next pass is under way before this one's text is looked at.
         self.proceed(job)?;
@@ -159,6 +216,52 @@ impl Branch {
         Ok(())
     }
 
+    fn add_while_going(&mut self, record: &[u8], job: &Job) {
+        if self.going() {
+            self.add(record, job);
+        }
+    }
+
+    /// Takes the tokens as far as the draft was right, with the one behind; the file forgets the rest.
+    fn check_draft<'a>(
+        &mut self,
+        records: impl Iterator<Item = &'a [u8]>,
+        job: &Job,
+    ) -> Result<(), Failure> {
+        let draft = self.drafting.as_mut().map_or(Vec::new(), |each| mem::take(&mut each.draft));
+        let mut right = 0;
+        for (place, record) in records.enumerate() {
+            self.add_while_going(record, job);
+            if !self.going() || draft.get(place) != Some(&pair(record).0) {
+                break;
+            }
+            right += 1;
+        }
+        self.count_time(right + 1, Some((draft.len(), right)));
+        if right < draft.len() {
+            calls::kv_truncate(self.kv, self.entries())?;
+        }
+        Ok(())
+    }
+
+    /// Accounts for tokens that came now; `checked`: tokens of their draft, and those that were right.
+    fn count_time(&mut self, tokens: usize, checked: Option<(usize, usize)>) {
+        let drafting = match &mut self.drafting {
+            Some(drafting) => drafting,
+            None => return,
+        };
+        let now = process::clock_ms();
+        // The prompt's time is in that of the first tokens.
+        let ms = drafting.came.map(|came| now - came);
+        drafting.came = Some(now);
+        match checked {
+            Some((drafted, right)) => {
+                drafting.drafts.count_pass(ms.unwrap_or(0), drafted, right);
+            }
+            None => ms.iter().for_each(|ms| drafting.drafts.count_plain(*ms, tokens)),
+        }
+    }
+
     /// One more token.
     fn add(&mut self, record: &[u8], job: &Job) {
         let (token, logprob) = pair(record);
@@ -169,6 +272,9 @@ impl Branch {
             return;
         }
         self.tokens.push(token);
+        if let Some(drafting) = &mut self.drafting {
+            drafting.drafts.push(token);
+        }
         if job.penalizes() {
             *self.seen.entry(token).or_insert(0) += 1;
             self.note(token);
@@ -185,15 +291,18 @@ impl Branch {
     /// Starts the next pass where one is needed.
     fn proceed(&mut self, job: &Job) -> Result<(), Failure> {
         let spent = job.budget == Some(self.count);
-        let again = match self.decoding {
-            Decoding::Stepwise => true,
+        let ended = match self.decoding {
+            Decoding::Stepwise | Decoding::Drafted => true,
             // The part without an end is over: from here on the answer may end.
             Decoding::Ahead => spent || self.count == self.minimum(job) && self.count > 0,
         };
-        if !self.going() || !again {
+        if !self.going() || !self.choose_draft(spent, job) && !ended {
             return Ok(());
         }
         self.cancel();
+        if !ended {
+            calls::kv_truncate(self.kv, self.entries())?;
+        }
         let from = self.tokens.len() - 1;
         if spent {
             self.end_reasoning(job)?;
@@ -205,6 +314,42 @@ impl Branch {
         Ok(())
     }
 
+    /// Chooses the draft that the next pass checks, which may be empty; `true`: there is one.
+    fn choose_draft(&mut self, spent: bool, job: &Job) -> bool {
+        let room = if spent { 0 } else { self.tokens_left(job) - 1 };
+        let forbids = self.count < self.minimum(job);
+        let drafting = match &mut self.drafting {
+            Some(drafting) if !forbids => drafting,
+            _ => return false,
+        };
+        drafting.draft = drafting.drafts.draft(room);
+        let found = !drafting.draft.is_empty();
+        drafting.without = if found { 0 } else { drafting.without + 1 };
+        if found {
+            if self.decoding == Decoding::Ahead {
+                drafting.drafts.count_wasted(AHEAD as usize);
+            }
+            self.decoding = Decoding::Drafted;
+        } else if self.decoding == Decoding::Drafted && drafting.without > PASSES_WITHOUT_DRAFT {
+            drafting.drafts.judge();
+            self.decoding = Decoding::Ahead;
+        }
+        found
+    }
+
+    /// Goes on without drafts where a pass with one has failed: it took more than a token takes.
+    fn give_up_drafts(&mut self, error: Error, job: &Job) -> Result<(), Failure> {
+        let drafted = self.drafting.take().filter(|each| !each.draft.is_empty());
+        let last = match (drafted, self.tokens.last()) {
+            (Some(_), Some(last)) if self.decoding == Decoding::Drafted => *last,
+            _ => return Err(error.into()),
+        };
+        self.cancel();
+        self.decoding = Decoding::Ahead;
+        calls::kv_truncate(self.kv, self.entries())?;
+        self.start(&[last], job)
+    }
+
     /// Ends the reasoning, if it has not ended by itself: its tokens are used up.
     fn end_reasoning(&mut self, job: &Job) -> Result<(), Failure> {
         self.look(job)?;
@@ -214,6 +359,9 @@ impl Branch {
         for token in conversation::reasoning_end(job)? {
             self.count += 1;
             self.tokens.push(token);
+            if let Some(drafting) = &mut self.drafting {
+                drafting.drafts.push(token);
+            }
             if job.logprobs.is_some() {
                 let (start, top) = (usize::MAX, Vec::new());
                 self.entries.push(Entry { start, token, logprob: Some(0.0), top });
@@ -409,6 +557,7 @@ impl Branch {
 
     fn options(&self, job: &Job) -> Vec<u8> {
         let ahead = self.decoding == Decoding::Ahead;
+        let drafts = self.drafting.as_ref().map_or(false, |each| !each.draft.is_empty());
         let minimum = self.minimum(job);
         let forbids = self.count < minimum;
         let bias = self.bias(job, forbids);
@@ -422,13 +571,14 @@ impl Branch {
             + usize::from(job.constraint > 0)
             + usize::from(job.repeats())
             + usize::from(shares)
+            + usize::from(drafts)
             + if ahead { 4 } else { 0 };
         if count == 0 {
             return Vec::new();
         }
         out.map(count);
         if !plain {
-            job.write_get(self.number, &mut out);
+            job.write_get(self.number, self.seed, &mut out);
         }
         if !bias.is_empty() {
             out.str("bias").map(bias.len());
@@ -449,22 +599,33 @@ impl Branch {
         if shares {
             out.str("share").bool(true);
         }
+        if drafts {
+            out.str("at").str("all");
+        }
         if ahead {
-            let (mut max, ends): (usize, &[u32]) =
-                if forbids { (minimum, &[]) } else { (self.max - self.count, &job.ends) };
-            if let Some(left) = job.budget.and_then(|most| most.checked_sub(self.count)) {
-                max = if left > 0 { max.min(left) } else { max };
-            }
+            let ends: &[u32] = if forbids { &[] } else { &job.ends };
+            let near = self.drafting.as_ref().map_or(false, |each| each.drafts.is_near());
             let (ahead, lot) = match (job.stream, job.stop.is_empty()) {
                 (true, _) => (AHEAD, 1),
+                _ if near => (AHEAD, LOT_BEFORE_DRAFTS),
                 (false, false) => (AHEAD, LOT),
                 (false, true) => (AHEAD_UNREAD, LOT_UNREAD),
             };
-            out.str("max").uint(max as u64).str("ahead").uint(ahead).str("lot").uint(lot);
+            out.str("max").uint(self.tokens_left(job) as u64).str("ahead").uint(ahead).str("lot").uint(lot);
             out.str("stop").array(ends.len());
             ends.iter().fold(&mut out, |out, token| out.uint(u64::from(*token)));
         }
         out.into_bytes()
+    }
+
+    /// Tokens that may come before the options change, or the answer ends.
+    fn tokens_left(&self, job: &Job) -> usize {
+        let minimum = self.minimum(job);
+        let most = if self.count < minimum { minimum } else { self.max - self.count };
+        match job.budget.and_then(|budget| budget.checked_sub(self.count)) {
+            Some(left) if left > 0 => most.min(left),
+            _ => most,
+        }
     }
 
     /// What is added to the logits of the next token.

@@ -20,6 +20,10 @@ pub fn kv_fork(kv: i32) -> Result<i32> {
     check("kv_fork", unsafe { raw::kv_fork(kv) }).map(|kv| kv as i32)
 }
 
+pub fn kv_truncate(kv: i32, entries: usize) -> Result<()> {
+    check("kv_truncate", unsafe { raw::kv_truncate(kv, entries as u32) }).map(drop)
+}
+
 pub fn kv_close(kv: i32) -> Result<()> {
     check("kv_close", unsafe { raw::kv_close(kv) }).map(drop)
 }

@@ -90,6 +90,8 @@ pub struct Job {
     pub spelt: Vec<(u32, String)>,
     /// Tokens of reasoning at most.
     pub budget: Option<usize>,
+    /// Tokens of a draft at most; 0: none are made.
+    pub drafts: usize,
 }
 
 impl Job {
@@ -151,12 +153,20 @@ impl Job {
             format: Format::of(value),
             spelt: value.get("spelt").and_then(conversation::read_spelt).unwrap_or_default(),
             budget: count("budget"),
+            drafts: count("drafts").unwrap_or(0),
         })
     }
 
     /// Whether the options of each pass depend on the tokens before it.
     pub fn penalizes(&self) -> bool {
         self.biases_seen() || self.repeats()
+    }
+
+    /// Whether the answer may be drafted: it is the only one, and its passes have the same options.
+    /// Several answers fill a pass without drafts.
+    pub fn may_draft(&self) -> bool {
+        let single = self.prompts.len() == 1 && self.best_of == 1;
+        self.drafts > 0 && single && self.constraint == 0 && !self.penalizes()
     }
 
     /// Whether tokens of the answer are penalized by how often they have occurred.
@@ -192,8 +202,9 @@ impl Job {
         8 * (1 + self.logprobs.unwrap_or(0))
     }
 
-    /// Writes the option `get`; the `branch`-th answer to a prompt has a seed of its own.
-    pub fn write_get(&self, branch: usize, out: &mut Writer) {
+    /// Writes the option `get`; the `branch`-th answer to a prompt has a seed of its own. `drawn` is
+    /// for a job without one.
+    pub fn write_get(&self, branch: usize, drawn: Option<u64>, out: &mut Writer) {
         out.str("get");
         let sampling = match &self.sampling {
             None => {
@@ -202,10 +213,11 @@ impl Job {
             }
             Some(sampling) => sampling,
         };
-        out.map(1).str("sample").map(4 + usize::from(sampling.seed.is_some()));
+        let seed = sampling.seed.or(drawn);
+        out.map(1).str("sample").map(4 + usize::from(seed.is_some()));
         out.str("temperature").f32(sampling.temperature).str("top_k").uint(sampling.top_k);
         out.str("top_p").f32(sampling.top_p).str("min_p").f32(sampling.min_p);
-        if let Some(seed) = sampling.seed {
+        if let Some(seed) = seed {
             out.str("seed").uint(seed.wrapping_add(branch as u64));
         }
     }

@@ -8,6 +8,7 @@ mod call;
 mod calls;
 mod channels;
 mod conversation;
+mod drafts;
 mod embedding;
 mod failure;
 mod job;
@@ -97,13 +98,17 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     usage.completion = branches.iter().map(|branch| branch.count).sum();
     for branch in &branches {
         usage.reasoning += branch.reasoning(job)?;
+        let (drafted, accepted) = branch.drafted();
+        usage.drafted += drafted;
+        usage.accepted += accepted;
     }
     if !job.stream {
         for (prompt, answers) in branches.chunks_mut(job.best_of).enumerate() {
             tell_best(job, prompt, answers, wire);
         }
     }
-    wire.usage(usage.prompt, usage.cached, usage.completion, usage.reasoning);
+    let told = [usage.prompt, usage.cached, usage.completion, usage.reasoning];
+    wire.usage([told[0], told[1], told[2], told[3], usage.drafted, usage.accepted]);
     wire.flush()?;
     offer(job, &branches);
     Ok(())
@@ -147,6 +152,9 @@ struct Usage {
     cached: usize,
     completion: usize,
     reasoning: usize,
+    /// Tokens that were drafted, and those of them that were right.
+    drafted: usize,
+    accepted: usize,
     /// Files that may have shared more of their prompts than was matched, and how much that was.
     sharing: Vec<(i32, usize)>,
 }
@@ -248,6 +256,11 @@ fn begin(
     if job.best_of == 1 {
         let mut branch = Branch::new(0, kv, tokens.len(), max, job);
         branch.note_prompt(tokens, job);
+        if job.may_draft() {
+            // What is computed in vain must not use up the run's tokens.
+            let spare = job.tokens.saturating_sub(usage.prompt + max + AHEAD_UNREAD as usize);
+            branch.allow_drafts(tokens, spare, job)?;
+        }
         branch.start(fresh, job)?;
         branches.push(branch);
         return Ok(());

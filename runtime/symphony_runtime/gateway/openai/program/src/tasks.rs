@@ -19,7 +19,7 @@ pub fn serve(task: &str, job: &Value, wire: &mut Wire) -> Result<(), Failure> {
         "score" => ranking::score(job, limits, wire)?,
         _ => return Err(bad_job()),
     };
-    wire.usage(prompt_tokens, 0, 0, 0);
+    wire.usage([prompt_tokens, 0, 0, 0, 0, 0]);
     Ok(wire.flush()?)
 }
 

@@ -13,7 +13,7 @@
 //!   msgpack [[id, bytes, log-probability or nil, [[id, bytes, log-probability], ...]], ...]
 //! - `d` data of a task that generates nothing, which go on in the next record
 //! - `u` usage, the last one: prompt, cached and completion tokens, and those of them that are
-//!   reasoning, u32 each
+//!   reasoning; then drafted tokens and those of them that were right, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
 
 use crate::failure::Failure;
@@ -83,8 +83,8 @@ impl Wire {
         self.counts(b'b', &[prompt, cached]);
     }
 
-    pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize, reasoning: usize) {
-        self.counts(b'u', &[prompt, cached, completion, reasoning]);
+    pub fn usage(&mut self, counts: [usize; 6]) {
+        self.counts(b'u', &counts);
     }
 
     pub fn failure(&mut self, failure: &Failure) {
