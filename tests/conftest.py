@@ -36,6 +36,10 @@ for _name in ("http_proxy", "https_proxy", "all_proxy"):
     for _spelling in (_name, _name.upper()):
         os.environ.pop(_spelling, None)
 
+# Triton reads this when it is first imported, which transformers may do. On a GPU it compiles.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse a switch that names a need which no test has."""

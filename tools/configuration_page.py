@@ -38,7 +38,7 @@ def _row(name: str, schema: dict[str, Any]) -> str:
     words = re.sub(r"`(config\.\w+)`", lambda found: _PAGES[found[1]], schema["description"])
     if schema.get("default") is True:  # the flag's words are about the opposite
         words = f"false: {words}"
-    value = describe(schema, null=False)
+    value = describe(schema, null=False).replace("an object", "a table")
     if schema.get("anyOf", [schema])[0].get("format") == "path":
         value = "a path"
     if schema.get("type") in ("object", "array"):

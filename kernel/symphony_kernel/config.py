@@ -63,6 +63,7 @@ class Configuration:
     secrets: dict[str, bytes] = field(repr=False)  # of "gateway" and of each worker, by name
     executor: str = "torch"  # or "simulated"
     model: str = TINY  # or a directory in Hugging Face layout, or a GGUF file
+    name: str = ""  # of the model, for clients; "": the directory's or the file's
     device: str = "auto"
     dtype: str = "auto"
     quantize: str = "none"  # or "int8", "int4"
@@ -193,13 +194,13 @@ def make_executor(
         return _simulated(configuration, clock)
     progress(0.0)  # the part before the first weight takes seconds, too
     directory = configuration.directory
-    name = TINY if configuration.model == TINY else None
+    name = configuration.name or (TINY if configuration.model == TINY else None)
     on_host = configuration.device == "cpu" or (configuration.device == "auto" and _no_gpu())
     dtype = configuration.dtype
     if dtype == "auto" and on_host and emulates_bf16():
         dtype = "fp32"
         _log.info("--dtype auto is fp32 on this processor: it has no products of bf16")
-    if name is None:
+    if configuration.model != TINY:
         check_model(directory, dtype)
     assets = load_assets(directory, dtype, name)
     if on_host:
@@ -260,9 +261,10 @@ def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, Mo
     directory = configuration.directory
     if is_gguf(directory) or os.path.lexists(directory / "tokenizer.json"):
         assets = load_assets(directory, "fp32")
-        assets = replace(assets, model=replace(assets.model, name="simulated"))
     else:
         assets = ModelAssets(simulated_model(), b"", None, {})
+    name = configuration.name or "simulated"
+    assets = replace(assets, model=replace(assets.model, name=name))
     costs = dict(configuration.simulated)
     pages, hashed = costs.pop("pages", PAGES_DEFAULT), costs.pop("hashed", True)
     executor = SimulatedExecutor(clock, pages, assets.model, CostModel(**costs), hashed)

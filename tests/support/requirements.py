@@ -51,6 +51,7 @@ NEEDS = {
     "rustfmt": "Rust's formatter",
     "serde": "the crates of serde in Debian's folder",
     "systemd": "systemd-analyze",
+    "triton": "Triton, whose interpreter runs the GPU's kernels on a CPU",
     "user": "a user other than root",
     "zig": "Zig, on the path or as the package ziglang",
 }

@@ -21,7 +21,7 @@ from symphony_kernel.executor.cuda.flashinfer_kernels import (
     workspace_bytes,
 )
 from symphony_kernel.executor.cuda.inputs import Inputs, inputs_on, pack
-from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
+from symphony_kernel.executor.cuda.operators import TorchOperators
 from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -189,9 +189,8 @@ def operators(smoke: Smoke, config: ModelConfig, count: int) -> None:
         )
         for _ in range(2)
     ]  # fmt: skip
-    both_ways: tuple[Operators, Operators] = (mine, theirs)
-    for operator, cache in zip(both_ways, caches, strict=True):
-        operator.append(heads[:, keys], heads[:, keys.stop :], cache, pages, offsets)
+    mine.append(heads[:, keys], heads[:, keys.stop :], caches[0], pages, offsets)
+    theirs.append(heads[:, keys], heads[:, keys.stop :], caches[1], pages, offsets)
     smoke.check("append, strided", *caches)
     gates = smoke.randn(count, 2 * config.intermediate_size)
     smoke.check("gate", mine.gate(gates), theirs.gate(gates))

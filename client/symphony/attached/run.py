@@ -60,7 +60,7 @@ class attach:  # noqa: N801 - used as a function
 
     `run`: take up a parked run, in place of starting one. `server` and `key` are found as the
     command line does without them. `park`: the run outlives this process, up to its limits; else
-    it ends when the connection does. `limits` and `priority` are those of any run.
+    it ends when the connection does. `limits`, `model` and `priority` are those of any run.
 
     Raises AttachError: no server is there, or it refuses.
     """
@@ -73,6 +73,7 @@ class attach:  # noqa: N801 - used as a function
         key: str | None = None,
         park: bool = False,
         limits: Mapping[str, int] | None = None,
+        model: str | None = None,
         priority: int | None = None,
         trace: bool = False,
     ) -> None:
@@ -81,6 +82,7 @@ class attach:  # noqa: N801 - used as a function
             "run": run,
             "park": "1" if park else None,
             "limits": json.dumps(dict(limits)) if limits else None,
+            "model": model,
             "priority": None if priority is None else str(priority),
             "trace": "1" if trace else None,
         }

@@ -23,6 +23,7 @@ class RunOptions(TypedDict, total=False):
 
     entry: str | None
     limits: Mapping[str, int] | None
+    model: str
     priority: int
     trace: bool
     idempotency_key: str
@@ -101,7 +102,7 @@ class AsyncRuns:
         return await self._transport.content(_path(run, "input"))
 
     async def rerun(self, run: str, **options: Unpack[RunOptions]) -> str:
-        """Start a run's program again with its input, entry, limits and priority; return its id.
+        """Start a run's program again with its input, entry, limits and so on; return its id.
 
         `options` are in place of the run's.
         """
@@ -111,6 +112,8 @@ class AsyncRuns:
             "limits": before["limits"],  # type: ignore[typeddict-item]  # all are numbers
             "priority": before["priority"],
         }
+        if before["model"] is not None:
+            same["model"] = before["model"]
         call = start_call(
             self._transport, before["program"], data.decode(), {**same, **options}, detach=True
         )

@@ -186,7 +186,7 @@ class Runs:
         return self._portal.call(lambda client: client.runs.input(run))
 
     def rerun(self, run: str, **options: Unpack[RunOptions]) -> str:
-        """Start a run's program again with its input, entry, limits and priority; return its id.
+        """Start a run's program again with its input, entry, limits and so on; return its id.
 
         `options` are in place of the run's.
         """

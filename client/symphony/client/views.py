@@ -103,6 +103,7 @@ class Run(TypedDict):
     reason: str
     program_name: str | None
     error: str | None
+    model: str | None  # the model that it runs on
     exit_code: int | None
     ended_ms: int | None
     priority: int
@@ -126,6 +127,7 @@ class RunResult(TypedDict):
     reason: str
     program_name: str | None
     error: str | None
+    model: str | None  # the model that it runs on
     exit_code: int | None
     ended_ms: int | None
     priority: int

@@ -233,19 +233,20 @@ class Pages(Protocol):
         """Return the bytes of a host slot, in the executor's own format, to read or write.
 
         All slots have the same size. Any thread may call this; the caller knows that no present or
-        future step moves a page from or to the slot while it uses the bytes.
+        future step moves a page from or to the slot while it uses the bytes. Waits for moves of
+        steps that have ended, if they still use the slot.
         """
 
     def save(self, frames: Int32, slots: Int32) -> None:
-        """Copy pages from frames to host slots; they are there when `settle` has returned."""
+        """Copy pages from frames to host slots; who wants a slot waits for it (`host_page`)."""
 
     def load(self, slots: Int32, frames: Int32) -> None:
         """Copy pages from host slots to frames, before the next computation reads them."""
 
     def settle(self) -> float:
-        """Wait for all saves and loads; called at the end of each step that has any.
+        """Return the seconds of saves and loads in addition to their calls; may wait for them.
 
-        Returns the seconds that moves took in addition to the calls of `save` and `load`.
+        Called at the end of each step that has any. Of moves that go on it is an estimate.
         """
 
     def copy(self, group: Int64) -> None:

@@ -28,8 +28,7 @@ from symphony_kernel.executor.base import (
 )
 from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
 from symphony_kernel.executor.chained_batch import Chain
-from symphony_kernel.executor.cuda.flashinfer_kernels import find_flashinfer, unsupported
-from symphony_kernel.executor.cuda.memory import divide_memory, pages_left
+from symphony_kernel.executor.cuda.memory import divide_memory, pages_left, workspace_size
 from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
@@ -374,16 +373,13 @@ def _pages_left(decoder: CudaDecoder, layout: KVLayout, places: int) -> int:
     """Return the pages for which a GPU has room, when a model's weights are loaded."""
     torch.cuda.empty_cache()  # what loading took
     free, _ = torch.cuda.mem_get_info(decoder.device)
-    processors = torch.cuda.get_device_properties(decoder.device).multi_processor_count
     config = decoder.config
-    library = unsupported(config, decoder.dtype) is None and find_flashinfer() is not None
     memory = divide_memory(
         config,
         decoder.dtype.itemsize,
         free,
         logits_places=places,
-        processors=processors,
-        flashinfer=library,
+        workspace=workspace_size(config, decoder.dtype, decoder.device),
     )
     return pages_left(layout.page_bytes, memory)
 

@@ -219,7 +219,7 @@ async def _run(client: AsyncClient, options: argparse.Namespace) -> int | None:
             body, content_type = _read_program(path)
             program = (await client.programs.upload(body, path.stem, content_type))["id"]
     wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
-    given = {name: getattr(options, name) for name in ("entry", "priority", "trace")}
+    given = {name: getattr(options, name) for name in ("entry", "model", "priority", "trace")}
     wanted |= {name: value for name, value in given.items() if value is not None}
     with progress(f"starting {options.program}"):
         run = await client.start(program, **wanted)
@@ -554,6 +554,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--limit", type=_limit, action="append", default=[], metavar="NAME=NUMBER",
         help="lower one of a run's limits (docs/reference/limits.md): wall_ms, cpu_ms, tokens, ...",
     )  # fmt: skip
+    run.add_argument("--model", metavar="NAME", help="one of several; default: the server's first")
     run.add_argument("--priority", type=int, help="0 to 7; a step doubles the share; default 4")
     run.add_argument(
         "--trace", action="store_const", const=True, help="record it for `symphony trace`"

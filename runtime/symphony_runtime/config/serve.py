@@ -2,7 +2,7 @@
 
 The file is TOML with the options' names as keys; the command line overrides it:
 
-    model = "tiny"          # or a folder, a GGUF file or org/name
+    model = "tiny"          # or a folder, a GGUF file or org/name; several: see `config.models`
     host = "127.0.0.1"
     port = 8700
     workers = 1
@@ -26,6 +26,7 @@ from symphony_kernel.protocol import limits as n
 
 from symphony_runtime.config.egress import parse_http, parse_tools
 from symphony_runtime.config.limits import parse_limits, parse_tenants
+from symphony_runtime.config.models import parse_models
 from symphony_runtime.config.otlp import check_otlp
 from symphony_runtime.config.transport import TransportError, check_origins, check_transport
 from symphony_runtime.validation import StrictModel, check_table
@@ -65,7 +66,10 @@ def _file_table(words: str) -> Any:
     return Field(default_factory=dict, description=words, json_schema_extra=FILE_ONLY)
 
 
-_MODEL = "tiny, a folder in Hugging Face layout, a GGUF file, or org/name at the Hugging Face Hub"
+_MODEL = (
+    "tiny, a folder in Hugging Face layout, a GGUF file, or org/name at the Hugging Face Hub; "
+    "NAME=MODEL names it for clients; of several the first is the default"
+)
 
 
 class ServeOptions(StrictModel):
@@ -74,7 +78,7 @@ class ServeOptions(StrictModel):
     Unless they are options of the file only. Those without a description are for tests.
     """
 
-    model: str = _flag("tiny", _MODEL)
+    model: str | list[str] | dict[str, str] = _flag("tiny", _MODEL)
     host: str = _flag("127.0.0.1", "the address to listen on")
     port: int = _flag(8700, "0: any free one", ge=0, le=65_535)
     tls_cert: Path | None = _flag(
@@ -233,6 +237,7 @@ def read_options(path: Path | None, given: dict[str, Any]) -> ServeOptions:
         options = check_table(ServeOptions, values, str(path) if path else "options")
         if options.tensor_parallel > 1 and options.disk_pool_tokens:
             raise ValueError("disk_pool_tokens: no disk tier with tensor_parallel above 1")
+        parse_models(options.model)
         parse_tools(options.tools)
         parse_http(options.http)
         parse_limits(options.limits)

@@ -24,6 +24,7 @@ from symphony_runtime import event_loop
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.links.links import Worker
+from symphony_runtime.gateway.links.models import Models
 from symphony_runtime.gateway.links.startup import StartupProgress
 from symphony_runtime.malloc import give_back_memory
 
@@ -42,7 +43,7 @@ async def _run(config: GatewayConfig) -> None:
         if gateway.default_key is not None:
             ready["default_key"] = gateway.default_key
         _emit(ready)
-        linking = asyncio.create_task(_report_link(gateway.services.runs.kernel.linked))
+        linking = asyncio.create_task(_report_links(gateway.services.runs.models))
         # The first request need not wait for a compiler.
         preparing = asyncio.create_task(gateway.services.programs.shipped.prepare())
         # The objects of the start stay: the collector need not visit them again.
@@ -80,8 +81,10 @@ def _emit(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _report_link(linked: asyncio.Event) -> None:
-    await linked.wait()
+async def _report_links(models: Models) -> None:
+    """Tell the supervisor when every kernel has been linked once."""
+    for model in models:
+        await model.kernel.linked.wait()
     _emit({"event": "linked"})
 
 

@@ -53,12 +53,14 @@ from symphony_runtime.gateway.files.store import Files
 from symphony_runtime.gateway.http.context import SERVICES, Services
 from symphony_runtime.gateway.http.cors import allow_origins
 from symphony_runtime.gateway.http.idempotency import Idempotency
+from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
+from symphony_runtime.gateway.links.models import Models, ServedModel
 from symphony_runtime.gateway.links.startup import StartupProgress
 from symphony_runtime.gateway.mcp.route import MCP, McpRoute
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.metrics.disk import measure
-from symphony_runtime.gateway.metrics.kernel import KernelMetrics
+from symphony_runtime.gateway.metrics.kernel import KernelsMetrics
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.otlp.start import open_tracing
@@ -134,22 +136,22 @@ async def serve(
         channels = Channels(limits=limits, reached=metrics.count_limit)
         retention = await _open_retention(store, config)
         vault, egress = await _open_egress(store, config, stack)
-        load = ServerLoad(lambda: kernel.ask("waiting"))
+        load = ServerLoad(lambda: models.waiting())
         stack.push_async_callback(load.stop)
         runs = Runs(
             store, programs, config, members.boot, retention, egress,
             _admission(config, load), administration.check, administration.ledger, limits, metrics,
         )  # fmt: skip
-        kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
-        kernel.on_linked, administration.runs = administration.send_weights, runs
+        models = _models(config, runs, limits)
+        administration.serve(runs, models)
         requests = WorkerRequests(runs, programs, channels, egress)
-        cpu = compiler.account = CpuReporter(runs, requests, kernel, store)
+        cpu = compiler.account = CpuReporter(runs, requests, models, store)
         progress = progress or StartupProgress()
         workers = WorkerLinks(config.socket, config.secrets, cpu, processes, progress.silent)
-        runs.attach(kernel, workers, await open_tracing(config, server_version(), stack))
+        runs.attach(models, workers, await open_tracing(config, server_version(), stack))
         idempotency = Idempotency(store, now_ms, members.boot)
         files, batches = _open_batches(store, config, limits, metrics, members.boot)
-        adapters = runs.adapters = Adapters(store, files, limits, config.data_dir, kernel)
+        adapters = runs.adapters = Adapters(store, files, limits, config.data_dir, runs.kernel)
         deletion = TenantDeletion(
             store, members, administration, programs, channels, retention,
             idempotency.forget_tenant, batches, adapters.forget_tenant,
@@ -161,9 +163,9 @@ async def serve(
         _start_tasks(stack, runs.worker_assignment.run(), RateStalls(runs).run(), idempotency.run())
         await workers.open()
         stack.push_async_callback(workers.close)
-        _start_tasks(stack, retention.run(), kernel.run())
+        _start_tasks(stack, retention.run(), *(model.kernel.run() for model in models))
         services = Services(
-            keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
+            keys, programs, runs, store, channels, KernelsMetrics(models), progress, administration,
             RateLimiters(limits, metrics.count_limit), idempotency, vault, retention, deletion, cpu,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections, slow=_slow_clients(config),
@@ -222,10 +224,12 @@ def _watch_disk(
     """Count what tenants hold on disk, and shrink the database after deletions."""
     disk = server.store.disk
     disk.ended_run_bytes, disk.on_limit = server.retention.kept_bytes, metrics.count_limit
-    kernel = server.runs.kernel
-    disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
+    models = server.runs.models
+    disk.tier_bytes = lambda: sum(
+        int(model.kernel.about.get("disk_tier_bytes", 0)) for model in models
+    )
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
-    kernel_metrics = KernelMetrics(kernel)  # of its own: a scrape must not get older values
+    kernel_metrics = KernelsMetrics(models)  # of its own: a scrape must not get older values
     _start_tasks(stack, disk.run(lambda: measure(server.store, kernel_metrics)))
     _start_tasks(stack, _shrink_database(server.store))
 
@@ -393,6 +397,20 @@ def _limits(config: GatewayConfig, administration: Administration) -> Limits:
     live = config.tenant_runs_live_max
     usual = {"live_runs": Bound(live, live), **config.limits}
     return Limits(usual, config.tenants, administration.tenants.quotas_of)
+
+
+def _models(config: GatewayConfig, runs: Runs, limits: Limits) -> Models:
+    """Return the models, with a link to each kernel."""
+    secret, seconds = config.secret, config.kernel_wait_seconds
+    if not config.models:
+        kernel = KernelLink(config.kernel_socket, secret, runs, seconds)
+        return Models([ServedModel(kernel, KernelLimits(limits, kernel), list(config.secrets))])
+    served = []
+    for each in config.models:
+        kernel = KernelLink(each.socket, secret, runs, seconds)
+        of_kernel = KernelLimits(limits, kernel)
+        served.append(ServedModel(kernel, of_kernel, each.workers, each.name, each.kernel))
+    return Models(served)
 
 
 def _admission(config: GatewayConfig, load: ServerLoad) -> Admission:

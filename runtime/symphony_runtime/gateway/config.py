@@ -40,16 +40,33 @@ def refused_for(kind: type[Exception]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One of several models: its name for clients, its kernel's role and socket, its workers."""
+
+    name: str
+    kernel: str
+    socket: Path
+    workers: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> "ModelConfig":
+        return cls(
+            values["name"], values["kernel"], Path(values["socket"]), tuple(values["workers"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """Where the gateway listens, its secrets, its data and its bounds."""
 
     socket: Path  # workers connect here
     secrets: dict[str, bytes] = field(repr=False)  # of each worker, by its name
     secret: bytes = field(repr=False)  # its own, for the kernel
-    kernel_socket: Path
+    kernel_socket: Path  # of the first model's kernel
     data_dir: Path
     host: str
     port: int  # 0: any free port
+    models: tuple[ModelConfig, ...] = ()  # of a server with several, the default first
     tls_cert: Path | None = None  # with `tls_key`: TLS; see `symphony_runtime.config.transport`
     tls_key: Path | None = None
     behind_proxy: bool = False
@@ -96,6 +113,7 @@ class GatewayConfig:
                 secret=bytes.fromhex(values.pop("secret")),
                 kernel_socket=Path(values.pop("kernel_socket")),
                 data_dir=Path(values.pop("data_dir")),
+                models=tuple(ModelConfig.parse(each) for each in values.pop("models", [])),
                 tls_cert=_path(values.pop("tls_cert", None)),
                 tls_key=_path(values.pop("tls_key", None)),
                 tools=parse_tools(values.pop("tools", {})),

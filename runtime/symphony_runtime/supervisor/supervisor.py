@@ -1,6 +1,6 @@
 """The supervisor: starts, watches, restarts and stops the roles.
 
-boot       lock the data directory -> run directory, secrets -> kernel, workers, gateway
+boot       lock the data directory -> run directory, secrets -> kernels, workers, gateway
 a role     see `role`: a death or a hang starts it again
 announced  when all roles are ready, and the gateway, ready long before a large model is loaded, has
            met the kernel ({"event": "linked"})
@@ -32,6 +32,7 @@ from symphony_runtime.config.serve import ServeOptions
 from symphony_runtime.sandboxing.contain import open_to_workers
 from symphony_runtime.supervisor import environment as role_environment
 from symphony_runtime.supervisor.console import Console
+from symphony_runtime.supervisor.models import ModelPlaces, model_places
 from symphony_runtime.supervisor.role import BEAT_SECONDS, Role, RoleSpec, SupervisorError
 from symphony_runtime.supervisor.service_manager import notify
 
@@ -44,7 +45,7 @@ _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
 # Options that a role gets under their own names.
 _KERNEL_OPTIONS = (
     "audit_seconds", "delivery_ms", "device", "disk_bytes_max", "disk_pool_tokens", "dtype",
-    "executor", "host_pool_tokens", "max_decode_gap_ms", "model", "pool_bytes",
+    "executor", "host_pool_tokens", "max_decode_gap_ms", "pool_bytes",
     "prefix_cache_share", "publish", "quantize", "simulated", "tenant_disk_tokens_max",
     "tenant_durable_bytes_max", "tenant_host_tokens_max", "tenant_weights", "tensor_parallel",
     "threads",
@@ -65,6 +66,10 @@ class Supervisor:
     def __init__(self, options: ServeOptions, console: Console, run_dir: Path) -> None:
         self._options = options
         self._console = console
+        self._models = model_places(options, run_dir)
+        for model in self._models[1:]:
+            model.run.mkdir(mode=0o700)
+            open_to_workers(model.run)
         specs = role_specs(options, run_dir)
         self._roles = [
             Role(
@@ -74,6 +79,8 @@ class Supervisor:
         ]
         self._retiring: set[asyncio.Task[None]] = set()
         self._gateway = self._roles[-1]
+        self._kernels = self._roles[: len(self._models)]
+        self._workers = self._roles[len(self._models) : -1]
         self._gateway.on_retired = self._retire  # only the gateway may retire a role
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -131,10 +138,13 @@ class Supervisor:
                 f"key of the tenant `default` (shown once, kept in {place.key_file}):"
             )
             self._console.say(f"    {key}")
-        model, folder = str(self._roles[0].about["model"]), self._options.model
-        shown = model if model == folder else f"{model} ({folder})"  # clients need the former
+        names = [str(kernel.about["model"]) for kernel in self._kernels]
+        shown = ", ".join(  # clients need the name
+            name if name == model.source else f"{name} ({model.source})"
+            for name, model in zip(names, self._models, strict=True)
+        )
         self._console.say(f"serving {shown} on {url}")
-        notify(f"READY=1\nSTATUS=serving {model} on {url}")
+        notify(f"READY=1\nSTATUS=serving {', '.join(names)} on {url}")
 
     def _forward_progress(self, role: str, event: dict[str, Any] | None) -> None:
         """Tell the gateway a role's progress, for `/readyz`."""
@@ -149,14 +159,14 @@ class Supervisor:
             self._gateway.send_notice(f"silence of {role}", notice)
 
     def _announce_process(self, role: str, started: Started) -> None:
-        """Tell kernel and gateway the process of a role: they accept no other."""
-        for receiver in (self._roles[0], self._gateway):
+        """Tell kernels and gateway the process of a role: they accept no other."""
+        for receiver in (*self._kernels, self._gateway):
             if receiver.spec.name != role:
                 receiver.send_notice(f"process of {role}", notice(role, started))
 
     def _retire(self, role: str, start: int) -> None:
         """Make sure that a worker ends after the gateway has retired it."""
-        for each in self._roles[1:-1]:
+        for each in self._workers:
             if each.spec.name == role:
                 task = asyncio.get_running_loop().create_task(each.retire(start))
                 self._retiring.add(task)
@@ -179,44 +189,63 @@ class Supervisor:
         await stopping
 
     async def _stop_in_order(self) -> None:
-        *others, gateway = self._roles
-        await gateway.stop()  # first: its runs need the other roles
-        await asyncio.gather(*(role.stop() for role in others[1:]))
-        await others[0].stop()
+        await self._gateway.stop()  # first: its runs need the other roles
+        await asyncio.gather(*(role.stop() for role in self._workers))
+        await asyncio.gather(*(role.stop() for role in self._kernels))
 
 
 def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
-    """Return how to start the kernel, each worker and the gateway, in this order."""
-    workers = [f"worker-{number}" for number in range(options.workers)]
-    to_kernel = {name: secrets.token_hex(32) for name in ("gateway", *workers)}
-    sockets = {
-        "kernel_socket": str(run_dir / "kernel.sock"),
-        "gateway_socket": str(run_dir / "gateway.sock"),
-    }
+    """Return how to start the kernels, each worker and the gateway, in this order; OSError."""
+    models = model_places(options, run_dir)
+    to_kernel = {name: secrets.token_hex(32) for each in models for name in each.worker_names}
+    gateway_secret, gateway_socket = secrets.token_hex(32), str(run_dir / "gateway.sock")
     beat = {"beat_seconds": BEAT_SECONDS}
-    kernel = {"secrets": to_kernel, "processes": True, **beat, **_kernel_config(options, run_dir)}
     gateway = {
-        "secrets": {name: to_kernel[name] for name in workers},
-        "secret": to_kernel["gateway"],
-        "kernel_socket": sockets["kernel_socket"],
-        "socket": sockets["gateway_socket"],
+        "secrets": to_kernel,
+        "secret": gateway_secret,
+        "kernel_socket": models[0].socket,
+        "models": [each.told() for each in models] if len(models) > 1 else [],
+        "socket": gateway_socket,
         "processes": True,
         **beat,
         **_gateway_config(options),
     }
-    common = {"require_containment": options.require_containment, **sockets, **beat}
+    common = {
+        "require_containment": options.require_containment, "gateway_socket": gateway_socket, **beat
+    }  # fmt: skip
     spec = partial(RoleSpec, beat_seconds=BEAT_SECONDS, hang_seconds=options.hang_seconds)
+    kernel_environment = role_environment.of_kernel(os.environ)
     worker_environment = role_environment.of_worker(os.environ)
     return [
-        spec("kernel", "symphony_kernel", kernel, role_environment.of_kernel(os.environ)),
+        *(
+            spec(
+                each.kernel,
+                "symphony_kernel",
+                {
+                    "secrets": {"gateway": gateway_secret}
+                    | {name: to_kernel[name] for name in each.worker_names},
+                    **beat,
+                    **_kernel_config(options, each, run_dir),
+                },
+                kernel_environment,
+            )
+            for each in models
+        ),
         *(
             spec(
                 name,
                 "symphony_runtime.worker",
-                {"name": name, "number": number, "secret": to_kernel[name], **common},
+                {
+                    "name": name,
+                    "number": number,
+                    "secret": to_kernel[name],
+                    "kernel_socket": each.socket,
+                    **common,
+                },
                 worker_environment,
             )
-            for number, name in enumerate(workers)
+            for each in models
+            for number, name in zip(each.workers, each.worker_names, strict=True)
         ),
         spec(
             "gateway",
@@ -232,13 +261,16 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
     ]
 
 
-def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
+def _kernel_config(options: ServeOptions, model: ModelPlaces, run_dir: Path) -> dict[str, Any]:
     return {name: getattr(options, name) for name in _KERNEL_OPTIONS} | {
-        "socket": str(run_dir / "kernel.sock"),
+        "processes": True,
+        "model": model.source,
+        "name": model.name,
+        "socket": model.socket,
         "disk_directory": str(options.data_dir),
-        "kv": str(options.data_dir / "kv"),
+        "kv": str(model.kv),
         "disk_reserve_bytes": _reserve(options),
-        "journal": str(run_dir / "journal") if options.journal else None,
+        "journal": str(model.run / "journal") if options.journal else None,
         "ended": None,
         "run_directory": str(run_dir),
     }
@@ -277,7 +309,11 @@ def serve(options: ServeOptions) -> int:
     try:
         _raise_descriptor_limit()
         with _locked(options.data_dir) as lock, _run_directory(lock) as run_dir:
-            asyncio.run(Supervisor(options, console, run_dir).run())
+            try:
+                supervisor = Supervisor(options, console, run_dir)
+            except OSError as error:
+                raise SupervisorError(f"cannot use {options.data_dir}: {error}") from error
+            asyncio.run(supervisor.run())
     except SupervisorError as error:
         console.say(str(error))
         return 1

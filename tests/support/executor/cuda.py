@@ -17,6 +17,7 @@ from symphony_kernel.executor.torch_executor import TorchExecutor
 
 from tests.support.executor import flashinfer_reference
 from tests.support.executor.models import POOL_PAGES, Checkpoint, ExecutorRig
+from tests.support.executor.triton_interpreter import prepare_triton
 from tests.support.requirements import need_module, requires
 
 LOGITS_PLACES = 96
@@ -32,6 +33,7 @@ class Way:
     tolerance: float
     graph_rows: Sequence[int] | None = ()
     library: ModuleType | None = None
+    triton: bool = False
 
 
 CPU_WAYS = {
@@ -40,10 +42,17 @@ CPU_WAYS = {
     "reference of FlashInfer": Way("cpu", "fp32", 1e-4, (), flashinfer_reference),
     "reference, padded": Way("cpu", "fp32", 1e-4, GRAPH_ROWS, flashinfer_reference),
 }
+TRITON_WAYS = {
+    "Triton": Way("cpu", "fp32", 1e-4, triton=True),
+    "Triton, padded": Way("cpu", "fp32", 1e-4, GRAPH_ROWS, triton=True),
+}
 GPU_WAYS = {
     "GPU, torch": Way("cuda", "fp32", 1e-3),
     "GPU, FlashInfer": Way("cuda", "bf16", 0.04),
     "GPU, graphs": Way("cuda", "bf16", 0.04, GRAPH_ROWS),
+    "GPU, Triton": Way("cuda", "bf16", 0.04, (), triton=True),
+    "GPU, Triton, fp32": Way("cuda", "fp32", 1e-3, (), triton=True),
+    "GPU, Triton, graphs": Way("cuda", "bf16", 0.04, GRAPH_ROWS, triton=True),
 }
 ON_GPU = [
     pytest.mark.gpu,
@@ -59,7 +68,9 @@ SIZES: dict[str, Any] = {"head_dim": 64}
 
 def load_cuda(checkpoint: Checkpoint, way: Way) -> ExecutorRig:
     """Load a checkpoint into a rig whose network is a `CudaNetwork`."""
-    if way.device == "cuda" and way.dtype == "bf16":
+    if way.triton:
+        prepare_triton()
+    elif way.device == "cuda" and way.dtype == "bf16":
         need_module("flashinfer", "flashinfer")
     model = load_assets(checkpoint.directory, way.dtype, None).model
     config = load_config(checkpoint.directory)
@@ -70,7 +81,9 @@ def load_cuda(checkpoint: Checkpoint, way: Way) -> ExecutorRig:
         loading = Weights(checkpoint.directory, config, kind, place)
         with torch.inference_mode(), loading as weights:
             decoder = CudaDecoder(config, weights, kind)
-            return CudaNetwork(decoder, POOL_PAGES, LOGITS_PLACES, way.graph_rows, way.library)
+            return CudaNetwork(
+                decoder, POOL_PAGES, LOGITS_PLACES, way.graph_rows, way.library, way.triton
+            )
 
     network = thread.call(build)
     return ExecutorRig(TorchExecutor(model, network, POOL_PAGES, LOGITS_PLACES, thread))

@@ -45,7 +45,7 @@ def find_flashinfer() -> Any | None:
     try:
         return importlib.import_module("flashinfer")
     except ImportError as error:
-        _log.warning("torch computes attention, slower than FlashInfer: %s", error)
+        _log.warning("FlashInfer does not compute attention: %s", error)
         return None
 
 
@@ -303,6 +303,19 @@ class FlashInferOperators:
         out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
         self._library.rmsnorm(heads, weight, self._epsilon, out=out)
         return out
+
+    def rotate_and_append(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        cache: Tensor,
+        pages: Tensor,
+        offsets: Tensor,
+    ) -> None:
+        self.rotate(queries, keys, tables)
+        self.append(keys, values, cache, pages, offsets)
 
     def rotate(self, queries: Tensor, keys: Tensor, tables: Tensor) -> None:
         """Rotate heads in place. The tables belong to the step: token i has row i."""

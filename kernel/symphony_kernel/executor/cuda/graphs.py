@@ -19,10 +19,19 @@ from symphony_kernel.executor.cuda.inputs import TOKEN_ARRAYS, Inputs, inputs_on
 from symphony_kernel.executor.cuda.model import CudaDecoder, Tokens
 from symphony_kernel.executor.cuda.operators import Operators
 from symphony_kernel.executor.cuda.plan import StepPlan, empty_plan, padded
+from symphony_kernel.protocol.limits import STEP_ROWS_MAX
 
 _log = logging.getLogger(__name__)
 
-LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+
+
+def ladder(rows: int) -> tuple[int, ...]:
+    """Return the sizes of the graphs for steps of up to so many rows."""
+    return (*(size for size in _LADDER if size < rows), rows)
+
+
+LADDER = ladder(STEP_ROWS_MAX)
 # Of a step's rows together, in each window: 4 MiB of numbers. Larger steps use no graph.
 INDICES_MAX = 1 << 20
 _WARM_RUNS = 2  # before a capture: libraries make workspaces and kernels at first use

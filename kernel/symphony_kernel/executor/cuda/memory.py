@@ -10,9 +10,13 @@ log has all of them in one line, and what the graphs took when they are captured
 import logging
 from dataclasses import dataclass
 
-from symphony_kernel.executor.cuda.flashinfer_kernels import workspace_bytes
+import torch
+
+from symphony_kernel.executor.cuda.flashinfer_kernels import find_flashinfer, workspace_bytes
+from symphony_kernel.executor.cuda.flashinfer_kernels import unsupported as flashinfer_lacks
 from symphony_kernel.executor.cuda.graphs import INDICES_MAX, LADDER
 from symphony_kernel.executor.cuda.pages import STAGING_BYTES
+from symphony_kernel.executor.cuda.triton_kernels.selection import triton_workspace_bytes
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.protocol.limits import (
@@ -23,7 +27,7 @@ from symphony_kernel.protocol.limits import (
 
 _log = logging.getLogger(__name__)
 _GRAPH_BYTES = 48 << 20  # of one graph: its nodes and their arguments, by estimate
-_STAGING_BUFFERS = 4  # two in each direction, with a host tier
+_STAGING_BUFFERS = 4  # two in each direction
 _LOGITS_AT_ONCE = 2  # of a step and of the one launched behind it
 _SORTED_FACTOR = 10  # what sorting logits takes, in multiples of them
 _MARGIN_SHARE = 0.05  # for libraries' own memory, and for gaps between torch's blocks
@@ -52,27 +56,34 @@ class GpuMemory:
         return f"{self.free >> 20} MiB after the weights: {parts}"
 
 
+def workspace_size(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes for partial results of attention, 0 if torch computes it."""
+    if flashinfer_lacks(config, dtype) is None and find_flashinfer() is not None:
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return workspace_bytes(config, processors, STEP_ROWS_MAX)
+    return triton_workspace_bytes(config, dtype, device)
+
+
 def divide_memory(
     config: ModelConfig,
     element_bytes: int,
     free: int,
     *,
     logits_places: int,
-    processors: int,
-    flashinfer: bool,
+    workspace: int,
 ) -> GpuMemory:
     """Divide the `free` bytes of a device whose weights are loaded.
 
-    `element_bytes` are of the model's dtype. Without FlashInfer there is no workspace, and no
-    graphs.
+    `element_bytes` are of the model's dtype. Without a workspace for FlashInfer or Triton
+    (`workspace_size`) torch computes attention, and there are no graphs.
     """
     logits = 4 * logits_places * config.vocab_size
     graphs = len(LADDER) * _GRAPH_BYTES + 4 * INDICES_MAX * len(set(config.windows))
     return GpuMemory(
         free,
-        workspace=workspace_bytes(config, processors, STEP_ROWS_MAX) if flashinfer else 0,
+        workspace=workspace,
         logits=_LOGITS_AT_ONCE * logits,
-        graphs=graphs if flashinfer else 0,
+        graphs=graphs if workspace else 0,
         staging=_STAGING_BUFFERS * STAGING_BYTES,
         step=_step_bytes(config, element_bytes, logits_places),
         margin=int(free * _MARGIN_SHARE),

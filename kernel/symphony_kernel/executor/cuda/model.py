@@ -106,8 +106,12 @@ class CudaDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [w, vocab_size] float32 logits of [w, hidden] outputs of `forward`."""
+        return self.own_logits(hidden).float()
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits in the model's dtype, for kernels that convert them as they read."""
         logits = linear(hidden, self._head)
-        return (logits if self._gather is None else self._gather(logits)).float()
+        return logits if self._gather is None else self._gather(logits)
 
     def _summed(self, out: Tensor) -> Tensor:
         if self._reduce is not None:
@@ -137,8 +141,8 @@ class CudaDecoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = operators.norm_heads(queries, layer.query_norm)
             keys = operators.norm_heads(keys, layer.key_norm)
-        operators.rotate(queries, keys, tables)
-        operators.append(keys, values, cache, tokens.pages, tokens.offsets)
+        places = tokens.pages, tokens.offsets
+        operators.rotate_and_append(queries, keys, values, tables, cache, *places)
         out = torch.empty((len(qkv), heads, config.head_dim), dtype=self.dtype, device=self.device)
         attention.run(layer.window, queries, cache, out)
         return self._summed(linear(out.flatten(1), *layer.output))

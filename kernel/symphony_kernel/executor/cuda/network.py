@@ -1,4 +1,4 @@
-"""A network on a GPU: FlashInfer and CUDA graphs if available, else plain torch.
+"""A network on a GPU: FlashInfer or Triton, with CUDA graphs, if available, else plain torch.
 
 On a CPU it computes the same steps from the same arrays, with torch's operators and without
 capturing. So its tests need no GPU.
@@ -31,8 +31,9 @@ from symphony_kernel.executor.cuda.model import CudaDecoder, Tokens
 from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.cuda.plan import padded, plan_step
-from symphony_kernel.executor.cuda.sampler import apply_bitmasks, choices_of, choose
+from symphony_kernel.executor.cuda.sampler import apply_bitmasks, choices_of, choose, move_bitmasks
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
+from symphony_kernel.executor.cuda.triton_kernels.selection import find_chooser, find_triton
 from symphony_kernel.executor.network import AdapterlessNetwork
 from symphony_kernel.executor.sampling import SamplingRequest, answer, host_floats
 from symphony_kernel.protocol.errno import SyscallError
@@ -51,8 +52,10 @@ class CudaNetwork(AdapterlessNetwork):
 
     The pool is [layers, pages + 1, 2, PAGE_TOKENS, kv_heads, head_dim] in the model's dtype; the
     last page belongs to no file. Logits exist for at most `logits_places` places at once.
-    `graph_rows` are the sizes of the graphs (None: the ladder, with FlashInfer), `library` is
-    FlashInfer (None: the installed one, on a GPU).
+    `graph_rows` are the sizes of the graphs (None: the ladder, with FlashInfer or Triton),
+    `library` is FlashInfer (None: the installed one, on a GPU). `triton` says whether Triton's
+    kernels are used (None: on a GPU where FlashInfer is not used). On a GPU Triton chooses the
+    tokens, if it is there.
     """
 
     computes = "cuda"
@@ -64,6 +67,7 @@ class CudaNetwork(AdapterlessNetwork):
         logits_places: int,
         graph_rows: Sequence[int] | None = None,
         library: Any | None = None,
+        triton: bool | None = None,
     ) -> None:
         config, self._device = decoder.config, decoder.device
         self.config = config
@@ -78,7 +82,13 @@ class CudaNetwork(AdapterlessNetwork):
             device=self._device,
         )
         self.pages = CudaPages(config, self._pool)
-        self.library = self._find_library() if library is None else library
+        if library is None and not triton:
+            library = self._find_library()
+        self.library = library
+        if triton is None:
+            triton = self._pinned and library is None
+        self.triton = find_triton(config, decoder.dtype, self._device) if triton else None
+        self._chooser = find_chooser(self._device) if self._pinned or triton else None
         self._workspace = torch.empty(0, dtype=torch.uint8, device=self._device)
         self._attention, self._operators = self._kernels()
         self.graphs = self._make_graphs(graph_rows)
@@ -93,12 +103,14 @@ class CudaNetwork(AdapterlessNetwork):
             return None
         reason = unsupported(self.config, self._decoder.dtype)
         if reason is not None:
-            _log.warning("torch computes attention, slower than FlashInfer: %s", reason)
+            _log.warning("FlashInfer does not compute attention: %s", reason)
             return None
         return find_flashinfer()
 
     def _kernels(self) -> tuple[Attention, Operators]:
         config, decoder, library = self.config, self._decoder, self.library
+        if self.triton is not None:
+            return self.triton.attention(), self.triton.operators
         if library is None:
             attention = TorchAttention(self._padding_page, self._device)
             return attention, TorchOperators(config.norm_epsilon)
@@ -113,13 +125,18 @@ class CudaNetwork(AdapterlessNetwork):
             FlashInferOperators(library, config.norm_epsilon, _TOKENS_AT_FIRST, self._device),
         )
 
+    @property
+    def _capturable(self) -> bool:
+        """Whether a graph can have these kernels."""
+        return self.library is not None or self.triton is not None
+
     def _make_graphs(self, rows: Sequence[int] | None) -> DecodeGraphs:
         if rows is None:
-            rows = () if self.library is None else LADDER
+            rows = LADDER if self._capturable else ()
         most = max(rows, default=0) * (-(-self.config.max_context // PAGE_TOKENS) + 1)
         most = min(most, INDICES_MAX)
         graphs = DecodeGraphs(rows, partial(self._make_graph, self._graph_attention(most)), most)
-        if self._pinned and self.library is not None and rows:
+        if self._pinned and self._capturable and rows:
             graphs.capture(self._decoder, self._padding_page)
         return graphs
 
@@ -133,12 +150,14 @@ class CudaNetwork(AdapterlessNetwork):
 
     def _graph_attention(self, indices: int) -> Callable[[int], Attention]:
         """Return a function that makes the attention of a graph of a given number of rows."""
-        library = self.library
-        if library is None:
+        library, triton = self.library, self.triton
+        if library is None and triton is None:
             return lambda _rows: TorchAttention(self._padding_page, self._device)
         shared = [
             torch.zeros(indices, dtype=torch.int32, device=self._device) for _ in self._windows
         ]
+        if triton is not None:
+            return lambda rows: triton.graph_attention(rows, shared)
         return lambda rows: GraphAttention(
             library, self.config, self._decoder.dtype, self._workspace, rows, shared
         )
@@ -234,7 +253,11 @@ class CudaNetwork(AdapterlessNetwork):
         if early:
             step.copy_tokens(inputs)
         hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
-        logits = self._decoder.logits(hidden) if step.choices.requests else None
+        logits = None
+        if step.choices.rows:
+            decoder = self._decoder
+            chooser = self._chooser
+            logits = decoder.logits(hidden) if chooser is None else decoder.own_logits(hidden)
         step.launched = Launched(inputs, logits)
         if step.choices.masked:
             self._note_end(step.launched)  # of all but the choice, which waits for bitmasks
@@ -248,10 +271,15 @@ class CudaNetwork(AdapterlessNetwork):
         logits = launched.logits
         if logits is not None and len(choices.chosen):
             moved = launched.inputs.moved
-            if choices.masked:
-                bits = [masks[row] for row in choices.masked]
-                apply_bitmasks(logits, bits, moved, self._pinned)
-            launched.chosen = chosen = choose(logits, choices, moved)
+            bits = [masks[row] for row in choices.masked]
+            if self._chooser is not None:
+                words = move_bitmasks(bits, self._device, self._pinned) if bits else None
+                chosen = self._chooser(logits, choices, moved, words)
+            else:
+                if bits:
+                    apply_bitmasks(logits, bits, moved, self._pinned)
+                chosen = choose(logits, choices, moved)
+            launched.chosen = chosen
             launched.record = chosen.record
             if self._pinned:
                 record = torch.empty(chosen.record.shape, dtype=torch.int32, pin_memory=True)
@@ -272,8 +300,14 @@ class CudaNetwork(AdapterlessNetwork):
         if following.launched is None:
             try:
                 self._launch(following, early=True)
-            # not an error of this step; the following step is launched in its turn
             except Exception as error:
+                words = self.broken()
+                if words is not None:  # CUDA reports a fault late: this one may be of either step
+                    raise RuntimeError(
+                        f"found in the launch of the step of {following.count} rows behind this "
+                        f"one of {step.count}, so of either of them: {words}"
+                    ) from error
+                # not an error of this step; the following step is launched in its turn
                 _log.warning("cannot launch a step ahead of its turn: %r", error)
             else:
                 self.launched_ahead += 1

@@ -1,7 +1,7 @@
 """The small operators between matrix products: the contract, and torch's version.
 
-FlashInfer's version (see `flashinfer_kernels`) does each in one kernel; results differ by rounding
-only.
+FlashInfer's version (see `flashinfer_kernels`) and Triton's (`triton_kernels`) do each in one or
+two kernels; results differ by rounding only.
 """
 
 from typing import Protocol
@@ -25,13 +25,21 @@ class Operators(Protocol):
 
     def norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor: ...
 
-    def rotate(self, queries: Tensor, keys: Tensor, tables: Tensor) -> None:
-        """Rotate heads in place; `tables` [n, head_dim] float32 are cosines, then sines."""
-
-    def append(
-        self, keys: Tensor, values: Tensor, cache: Tensor, pages: Tensor, offsets: Tensor
+    def rotate_and_append(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        cache: Tensor,
+        pages: Tensor,
+        offsets: Tensor,
     ) -> None:
-        """Write K and V of new tokens to a cache, at `pages` and `offsets` ([n] int32)."""
+        """Rotate queries in place; write rotated keys, and values, of new tokens to a cache.
+
+        `tables` [n, head_dim] float32 are cosines, then sines. `pages` and `offsets` are [n] int32.
+        What the keys are afterwards is not defined.
+        """
 
     def gate(self, both: Tensor) -> Tensor:
         """Return silu(gate) * up of [n, 2 * middle], gate first."""
@@ -52,7 +60,21 @@ class TorchOperators:
     def norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
         return self.norm(heads, weight)
 
+    def rotate_and_append(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        cache: Tensor,
+        pages: Tensor,
+        offsets: Tensor,
+    ) -> None:
+        self.rotate(queries, keys, tables)
+        self.append(keys, values, cache, pages, offsets)
+
     def rotate(self, queries: Tensor, keys: Tensor, tables: Tensor) -> None:
+        """Rotate heads in place."""
         cosine, sine = tables[:, None].chunk(2, dim=-1)
         for heads in (queries, keys):
             left, right = heads.float().chunk(2, dim=-1)

@@ -6,17 +6,20 @@ use a third stream; only the last move, from the staging buffer into their frame
 computing stream:
 
    save   computing  ──[gather]──────────────────[rows]────────────────────
-          leaving             └──[to the host]──────────── settle
+          leaving             └──[to the host]──────────── host_page
    load   coming     ──[from the host]──┐
           computing  ───────────────────[scatter]──[rows]──────────────────
 
 So a frame is read before any later step writes it, and rows wait only for their own pages. A load
-of a slot that is being saved waits for the save. On a CPU there are no streams and all is done in
-the order of the calls, for tests.
+of a slot that is being saved waits for the save. A step does not wait for its moves: who wants a
+host slot waits for those that use it. Pages that are read or written for journals take the same
+ways, through pinned buffers. On a CPU there are no streams and all is done in the order of the
+calls, for tests.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray
+from symphony_kernel.executor.cuda.lanes import Buffer, Event, Lane
 from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -31,6 +35,16 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 # Of one staging buffer; each direction has two. It takes some 1.2 ms of a PCIe 5 link.
 STAGING_BYTES = 64 << 20
 _BUFFERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Pages on their way between a buffer and host slots."""
+
+    slots: Int32
+    saves: bool
+    began: Event
+    ended: Event
 
 
 class CudaPages:
@@ -42,7 +56,11 @@ class CudaPages:
     """
 
     def __init__(
-        self, config: ModelConfig, pool: Tensor, staging_bytes: int = STAGING_BYTES
+        self,
+        config: ModelConfig,
+        pool: Tensor,
+        staging_bytes: int = STAGING_BYTES,
+        lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
         self._page = (2, PAGE_TOKENS, config.kv_heads, config.head_dim)
         assert (pool.shape[0], *pool.shape[2:]) == (config.layers, *self._page), pool.shape
@@ -54,12 +72,14 @@ class CudaPages:
         self._frames = pool.flatten(2).view(torch.int64).transpose(0, 1)
         self._host = torch.empty(0, dtype=torch.int64)  # [slots, layers, words]
         self._pinned = 0  # its address, if pinned
-        self._leaving = _Lane(pool.device)
-        self._coming = _Lane(pool.device)
-        self._saved: list[Int32] = []  # host slots whose pages may be on their way
+        self._leaving, self._coming = lane(pool.device), lane(pool.device)
+        self._moves: tuple[_Move, ...] = ()  # that had not ended when they were last looked at
+        self._moved = 0  # pages, since the last `settle`
+        self._page_seconds = 0.0  # of a page's move, as far as known
 
     def close(self) -> None:
-        self.settle()
+        self._wait_for_moves()
+        self._moves = ()
         if self._pinned:
             _unpin(self._pinned)
             self._pinned = 0
@@ -71,14 +91,9 @@ class CudaPages:
         if len(self._host):
             assert pages == len(self._host), "host memory has another size already"
             return
-        staged = max(1, min(pages, self._staging_bytes // self.layout.page_bytes))
-        page = self._frames.shape[1:]
         try:
-            for lane in (self._leaving, self._coming):
-                lane.buffers = [
-                    _Buffer(self._frames.new_empty((staged, *page))) for _ in range(_BUFFERS)
-                ]
-            host = torch.empty((pages, *page), dtype=torch.int64)
+            self._make_buffers()
+            host = torch.empty((pages, *self._frames.shape[1:]), dtype=torch.int64)
             if self._frames.is_cuda and pages:
                 self._pinned = _pin(host)
         except RuntimeError as error:  # torch reports a lack of memory so
@@ -86,43 +101,50 @@ class CudaPages:
         self._host = host
 
     def host_page(self, slot: int) -> memoryview:
+        """Return a slot's bytes; wait for a move of an ended step that still uses them."""
+        if self._moves:
+            self._wait_for_moves(np.array([slot], np.int32))
         return self._host[slot].view(torch.uint8).numpy().reshape(-1).data
 
     def save(self, frames: Int32, slots: Int32) -> None:
         """Start to copy pages from frames to host slots ([n] each)."""
-        self._saved.append(slots)
         for portion, places in self._portions(frames, slots):
-            buffer = self._leaving.next_buffer()
-            staged = buffer.pages[: len(portion)]
-            buffer.acquire()
-            torch.index_select(self._frames, 0, self._index(portion), out=staged)
-            self._leaving.wait_for()
-            with self._leaving.copying():
+            buffer = self._gather(portion)
+            with self._moving(self._leaving, places, saves=True):
                 for here, there in _runs(places):
-                    self._host[there].copy_(staged[here], non_blocking=True)
-                buffer.release()
+                    self._leaving.copy(self._host[there], buffer.pages[here])
+                buffer.used = self._leaving.mark()
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        if any(np.isin(saved, slots).any() for saved in self._saved):
+        if any(move.saves and np.isin(move.slots, slots).any() for move in self._moves):
             self._coming.wait_for(self._leaving)
         for portion, places in self._portions(frames, slots):
             buffer = self._coming.next_buffer()
-            staged = buffer.pages[: len(portion)]
-            with self._coming.copying():
-                buffer.acquire()
+            with self._moving(self._coming, places, saves=False):
+                buffer.used.wait()
                 for here, there in _runs(places):
-                    staged[here].copy_(self._host[there], non_blocking=True)
-            self._coming.join()
-            self._frames.index_copy_(0, self._index(portion), staged)
-            buffer.release()
+                    self._coming.copy(buffer.pages[here], self._host[there])
+            self._scatter(buffer, portion)
 
     def settle(self) -> float:
-        """Wait for all saves and loads.
+        """Return the seconds that the link takes for the moves since the last call.
 
-        Returns the seconds that the streams spent copying since the last call.
+        It waits for none of them, but for the first of all: the seconds are reckoned from what
+        earlier ones took. Who wants a slot waits for its own (`host_page`).
         """
-        self._saved.clear()
-        return self._leaving.settle() + self._coming.settle()
+        if not self._page_seconds:
+            self._wait_for_moves()
+        pages, seconds = 0, 0.0
+        for move in self._moves:
+            if move.ended.query():
+                pages += len(move.slots)
+                seconds += move.began.elapsed_time(move.ended) / 1000
+        # Replaced, not changed: `host_page` reads it on another thread.
+        self._moves = tuple(move for move in self._moves if not move.ended.query())
+        if pages:
+            self._page_seconds = seconds / pages
+        moved, self._moved = self._moved, 0
+        return moved * self._page_seconds
 
     def copy(self, group: Int64) -> None:
         source, destination = to_device(np.ascontiguousarray(group, np.int64), self._pool.device)
@@ -133,19 +155,97 @@ class CudaPages:
         self._pool[:, to_device(frames.astype(np.int64), self._pool.device)] = float("nan")
 
     def read_frames(self, frames: Int32) -> KVArray:
-        return self._canonical(self._frames.index_select(0, self._index(frames)).cpu())
+        """Read pages through pinned memory, next to what computes.
+
+        Steps that were launched go on meanwhile: the host waits for the gather and its copy alone.
+        """
+        values = np.empty(self.layout.shape(len(frames)), self.layout.numpy)
+        before: tuple[slice, Buffer] | None = None
+        for places in self._parts(len(frames)):
+            buffer = self._gather(frames[places])
+            with self._leaving.copying():
+                count = places.stop - places.start
+                self._leaving.copy(buffer.host[:count], buffer.pages[:count])
+                buffer.used = buffer.copied = self._leaving.mark()
+            if before is not None:  # two buffers: this one's pages come while those are taken
+                self._take(*before, values)
+            before = places, buffer
+        if before is not None:
+            self._take(*before, values)
+        return values
 
     def write_frames(self, frames: Int32, values: KVArray) -> None:
-        pages = self._words(values).to(self._frames.device)
-        self._frames.index_copy_(0, self._index(frames), pages)
+        """Write pages through pinned memory; return before they have been written."""
+        for places in self._parts(len(frames)):
+            buffer = self._coming.next_buffer()
+            count = places.stop - places.start
+            buffer.copied.synchronize()
+            buffer.host[:count] = self._words(values[:, :, places])
+            with self._coming.copying():
+                buffer.used.wait()
+                self._coming.copy(buffer.pages[:count], buffer.host[:count])
+                buffer.copied = self._coming.mark()
+            self._scatter(buffer, frames[places])
 
     def read_host(self, slots: Int32) -> KVArray:
-        self.settle()
+        self._wait_for_moves(slots)
         return self._canonical(self._host[torch.from_numpy(slots.astype(np.int64))])
 
     def write_host(self, slots: Int32, values: KVArray) -> None:
-        self.settle()
+        self._wait_for_moves(slots)
         self._host[torch.from_numpy(slots.astype(np.int64))] = self._words(values)
+
+    def _gather(self, frames: Int32) -> Buffer:
+        """Gather pages into a buffer on the computing stream; the leaving lane waits for that."""
+        self._make_buffers()
+        buffer = self._leaving.next_buffer()
+        buffer.used.wait()
+        out = buffer.pages[: len(frames)]
+        torch.index_select(self._frames, 0, self._index(frames), out=out)
+        self._leaving.wait_for()
+        return buffer
+
+    def _scatter(self, buffer: Buffer, frames: Int32) -> None:
+        """Write what comes to a buffer into frames, on the computing stream."""
+        self._coming.join()
+        self._frames.index_copy_(0, self._index(frames), buffer.pages[: len(frames)])
+        buffer.used = self._coming.mark()
+
+    def _take(self, places: slice, buffer: Buffer, values: KVArray) -> None:
+        """Wait for the pages that leave through a buffer, and put them among `values`."""
+        buffer.copied.synchronize()
+        values[:, :, places] = self._canonical(buffer.host[: places.stop - places.start])
+
+    @contextmanager
+    def _moving(self, lane: Lane, slots: Int32, saves: bool) -> Iterator[None]:
+        """Run the block's copies on a lane, and note when they begin and end."""
+        with lane.copying():
+            began = lane.mark()
+            yield
+            self._moves = (*self._moves, _Move(slots, saves, began, lane.mark()))
+        self._moved += len(slots)
+
+    def _wait_for_moves(self, slots: Int32 | None = None) -> None:
+        """Wait for the moves of these host slots; None: for all."""
+        for move in self._moves:
+            if slots is None or np.isin(move.slots, slots).any():
+                move.ended.synchronize()
+
+    def _make_buffers(self) -> None:
+        """Make the staging buffers, at first use."""
+        if self._leaving.buffers:
+            return
+        page = self._frames.shape[1:]
+        count = max(1, min(len(self._frames), self._staging_bytes // self.layout.page_bytes))
+        for lane in (self._leaving, self._coming):
+            lane.buffers = [Buffer(self._frames.new_empty((count, *page))) for _ in range(_BUFFERS)]
+
+    def _parts(self, pages: int) -> Iterator[slice]:
+        """Yield slices of so many pages, at most a staging buffer's."""
+        self._make_buffers()
+        count = len(self._leaving.buffers[0].pages)
+        for begin in range(0, pages, count):
+            yield slice(begin, min(begin + count, pages))
 
     def _portions(self, frames: Int32, slots: Int32) -> Iterator[tuple[Int32, Int32]]:
         """Yield frames and slots in the slots' order, at most a staging buffer's pages."""
@@ -153,9 +253,8 @@ class CudaPages:
             return
         assert 0 <= slots.min() <= slots.max() < len(self._host)
         order = np.argsort(slots, kind="stable")
-        count = len(self._leaving.buffers[0].pages)
-        for begin in range(0, len(order), count):
-            portion = order[begin : begin + count]
+        for places in self._parts(len(order)):
+            portion = order[places]
             yield frames[portion], slots[portion]
 
     def _index(self, numbers: Int32) -> Tensor:
@@ -179,82 +278,6 @@ class CudaPages:
         return torch.from_numpy(
             apart.view(np.int64).reshape(values.shape[2], self.layout.layers, words)
         )
-
-
-class _Buffer:
-    """A staging buffer on the device: [pages, layers, words]."""
-
-    __slots__ = ("_used", "pages")
-
-    def __init__(self, pages: Tensor) -> None:
-        self.pages = pages
-        self._used: torch.cuda.Event | None = None
-
-    def acquire(self) -> None:
-        """Make the current stream wait for the buffer's last use."""
-        if self._used is not None:
-            torch.cuda.current_stream(self.pages.device).wait_event(self._used)
-
-    def release(self) -> None:
-        """Mark the end of the buffer's use, after the current stream's queued work."""
-        if self.pages.is_cuda:
-            self._used = torch.cuda.current_stream(self.pages.device).record_event()
-
-
-class _Lane:
-    """Copies of one direction: on a GPU on their own stream, elsewhere at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.buffers: list[_Buffer] = []
-        self._device = device
-        self.stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._turn = 0
-        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def next_buffer(self) -> _Buffer:
-        self._turn = (self._turn + 1) % len(self.buffers)
-        return self.buffers[self._turn]
-
-    @contextmanager
-    def copying(self) -> Iterator[None]:
-        """Run the block's copies on the lane's stream, and measure their time."""
-        if self.stream is None:
-            yield
-            return
-        began, ended = _timed_event(), _timed_event()
-        with torch.cuda.stream(self.stream):
-            began.record()
-            yield
-            ended.record()
-        self._spans.append((began, ended))
-
-    def wait_for(self, other: "_Lane | None" = None) -> None:
-        """Make later copies wait for the queued work of a lane or the current stream."""
-        if self.stream is None:
-            return
-        before = torch.cuda.current_stream(self._device) if other is None else other.stream
-        assert before is not None
-        self.stream.wait_stream(before)
-
-    def join(self) -> None:
-        """Make later work of the current stream wait for this lane's queued copies."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self.stream)
-
-    def settle(self) -> float:
-        """Wait for all copies; return the seconds that they took since the last call."""
-        if self.stream is None:
-            return 0.0
-        self.stream.synchronize()
-        milliseconds: float = sum(began.elapsed_time(ended) for began, ended in self._spans)
-        self._spans.clear()
-        return milliseconds / 1000
-
-
-def _timed_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _runs(slots: Int32) -> Iterator[tuple[slice, slice]]:

@@ -82,18 +82,23 @@ class StepPlan:
 
 def plan_step(rows: Sequence[Row], windows: Sequence[int | None]) -> StepPlan:
     """Return the plan of a step of at least one row; `windows` are distinct."""
-    if all(len(row.tokens) == 1 for row in rows):
+    lengths = [len(row.tokens) for row in rows]
+    if max(lengths) == 1:
         return _plan_decodes(rows, windows)
-    kinds = [_kind(row) for row in rows]
+    kinds = [0 if q == 1 else _kind(row) for q, row in zip(lengths, rows, strict=True)]
     order = sorted(range(len(rows)), key=kinds.__getitem__)  # stable
     ordered = [rows[index] for index in order]
     decodes, chunks = kinds.count(0), kinds.count(1)
-    counts = [len(row.tokens) for row in ordered]
+    counts = [lengths[index] for index in order]
     pages, offsets = _destinations(ordered, counts)
     trees = ordered[decodes + chunks :]
-    first = dict(zip(order, [0, *accumulate(counts)], strict=False))
+    first = np.empty(len(rows), np.int32)
+    first[order] = [0, *accumulate(counts[:-1])]
     owners = [index for index, row in enumerate(rows) if len(row.places)]
-    wanted = [rows[index].places + np.int32(first[index]) for index in owners]
+    places = [rows[index].places for index in owners]
+    wanted = np.repeat(first[owners], [len(each) for each in places])
+    if owners:
+        wanted = wanted + np.concatenate(places)
     return StepPlan(
         tokens=np.concatenate([row.tokens for row in ordered]).astype(np.int32),
         positions=np.concatenate([row.positions for row in ordered]).astype(np.int32, copy=False),
@@ -111,7 +116,7 @@ def plan_step(rows: Sequence[Row], windows: Sequence[int | None]) -> StepPlan:
             )
             for window in windows
         },
-        wanted=np.concatenate(wanted).astype(np.int32) if wanted else np.empty(0, np.int32),
+        wanted=wanted.astype(np.int32, copy=False),
         owners=owners,
     )
 
@@ -218,13 +223,15 @@ def _indptr(counts: Sequence[int]) -> Int32:
 
 def _destinations(rows: Sequence[Row], counts: Sequence[int]) -> tuple[Int32, Int32]:
     """Return the pages of new tokens, and the entries in them ([n] each)."""
-    entries = [
-        np.arange(row.start, row.start + q, dtype=np.int32)
-        for row, q in zip(rows, counts, strict=True)
-    ]
-    of_rows = zip(rows, entries, strict=True)
-    pages = np.concatenate([row.block_table[mine // PAGE_TOKENS] for row, mine in of_rows])
-    return pages.astype(np.int32, copy=False), np.concatenate(entries) % PAGE_TOKENS
+    tables = [row.block_table for row in rows]
+    starts = np.array([row.start for row in rows], np.int32)
+    begins = _indptr([len(table) for table in tables])[:-1]
+    firsts = _indptr(counts)
+    # Of each token: its entry, and where its row's table begins among all tables.
+    entries = np.repeat(starts - firsts[:-1], counts) + np.arange(firsts[-1], dtype=np.int32)
+    places = np.repeat(begins, counts) + entries // PAGE_TOKENS
+    pages = np.concatenate(tables)[places]
+    return pages.astype(np.int32, copy=False), entries % PAGE_TOKENS
 
 
 def _first_page(row: Row, window: int | None) -> int:

@@ -36,14 +36,14 @@ _GREEDY = Sampling(temperature=0.0)
 
 @dataclass(slots=True)
 class SamplingChoices:
-    """The requests at a step's [w] places, in order."""
+    """What is wanted at a step's [w] places, in order."""
 
-    requests: list[SamplingRequest]  # of the rows with places
+    rows: list[Row]  # with places: the requests
+    begins: Int32  # [requests + 1] where each one's places begin
     chosen: Int32  # places whose token is chosen here
     left: list[int]  # requests left to `sampling.answer`
     drawn: Int32  # indices into `chosen` of places that are not greedy
     truncated: Int32  # indices into `drawn` of places with top_k, top_p or min_p
-    places: list[slice]  # of each request
     masked: list[int]  # rows with a bitmask, each with one place whose token is chosen here
 
     @property
@@ -51,53 +51,70 @@ class SamplingChoices:
         """Whether the device chooses the token of each place."""
         return not self.left
 
+    def place(self, number: int) -> slice:
+        """Return the places of a request."""
+        return slice(int(self.begins[number]), int(self.begins[number + 1]))
+
+    def request(self, number: int, mask: UInt32 | None) -> SamplingRequest:
+        """Return a request for `sampling.answer`."""
+        row = self.rows[number]
+        return SamplingRequest(row.options, row.seed, row.positions[row.places], mask)
+
 
 def choices_of(
     rows: Sequence[Row], owners: Sequence[int]
 ) -> tuple[SamplingChoices, dict[str, Int32]]:
     """Return the requests of a step's rows, and the arrays that the device needs."""
-    requests, left, places, masked = [], [], [], []
-    masked_places: list[int] = []
-    chosen: list[int] = []
-    samplings: list[Sampling] = []
-    known: dict[int, Sampling | None] = {}  # most rows share their options
-    end = 0
-    for number, owner in enumerate(owners):
-        row = rows[owner]
-        requests.append(SamplingRequest(row.options, row.seed, row.positions[row.places]))
-        first, end = end, end + len(row.places)
-        places.append(slice(first, end))
-        key = id(row.options)
-        if key not in known:
-            known[key] = _sampling_of(row.options)
-        sampling = known[key]
-        if sampling is None:
-            left.append(number)
-        else:
-            if row.matcher is not None:
-                masked.append(owner)
-                masked_places.append(first)
-            chosen.extend(range(first, end))
-            samplings.extend([sampling] * (end - first))
-    hot = [number for number, given in enumerate(samplings) if given.temperature != 0.0]
-    cut = [place for place, number in enumerate(hot) if _is_truncated(samplings[number])]
+    mine = list(rows) if len(owners) == len(rows) else [rows[owner] for owner in owners]
+    counts = np.array([len(row.places) for row in mine], np.int32)
+    begins = np.zeros(len(mine) + 1, np.int32)
+    np.cumsum(counts, out=begins[1:])
+    keys = [id(row.options) for row in mine]
+    distinct = dict(zip(keys, mine, strict=True))  # most rows share their options
+    samplings = [_sampling_of(row.options) for row in distinct.values()]
+    order = dict(zip(distinct, range(len(distinct)), strict=True))
+    kinds = np.array([order[key] for key in keys], np.intp)
+    at_places = np.repeat(kinds, counts)
+    here = np.array([each is not None for each in samplings], np.bool_)
+    known = [_GREEDY if each is None else each for each in samplings]
+    chosen = np.flatnonzero(here[at_places])
+    at_chosen = at_places[chosen]
+    drawn = np.flatnonzero(np.array([each.temperature != 0.0 for each in known])[at_chosen])
+    at_drawn = at_chosen[drawn]
+    cut = np.flatnonzero(np.array([_is_truncated(each) for each in known])[at_drawn])
+    masked = [n for n, row in enumerate(mine) if row.matcher is not None and here[kinds[n]]]
     choices = SamplingChoices(
-        requests, _int32(chosen), left, _int32(hot), _int32(cut), places, masked
+        mine,
+        begins,
+        chosen.astype(np.int32),
+        [] if here.all() else np.flatnonzero(~here[kinds]).tolist(),
+        drawn.astype(np.int32),
+        cut.astype(np.int32),
+        [owners[number] for number in masked],
     )
-    arrays = _arrays(choices, [samplings[number] for number in hot])
+    arrays = {"chosen": choices.chosen, "drawn": choices.drawn, "truncated": choices.truncated}
+    if len(drawn):
+        _add_parameters(arrays, choices, [known[kind] for kind in at_drawn.tolist()])
     if masked:
-        arrays["masked"] = _int32(masked_places)
+        arrays["masked"] = begins[masked]
+        mask_rows = np.full(begins[-1], -1, np.int32)
+        mask_rows[begins[masked]] = np.arange(len(masked), dtype=np.int32)
+        arrays["mask_rows"] = mask_rows[chosen]
     return choices, arrays
 
 
-def _arrays(choices: SamplingChoices, samplings: list[Sampling]) -> dict[str, Int32]:
-    """Return the indices of places, and the parameters of the drawn ones."""
-    arrays = {"chosen": choices.chosen, "drawn": choices.drawn, "truncated": choices.truncated}
-    if not samplings:
-        return arrays
-    counts = [len(request.positions) for request in choices.requests]
-    seeds = np.repeat(np.array([request.seed for request in choices.requests], np.uint64), counts)
-    positions = np.concatenate([request.positions for request in choices.requests])
+def _add_parameters(
+    arrays: dict[str, Int32], choices: SamplingChoices, samplings: list[Sampling]
+) -> None:
+    """Add the parameters of the drawn places."""
+    rows, counts = choices.rows, np.diff(choices.begins)
+    seeds = np.repeat(np.array([row.seed for row in rows], np.uint64), counts)
+    positions = np.concatenate([row.positions[row.places] for row in rows])
+    # Where each chosen place's key is, unless it is greedy or truncated.
+    draws = np.full(len(choices.chosen), -1, np.int32)
+    draws[choices.drawn] = np.arange(len(choices.drawn))
+    draws[choices.drawn[choices.truncated]] = -1
+    arrays["draws"] = draws
     drawn = choices.chosen[choices.drawn]
     arrays["keys"] = noise_keys(seeds[drawn], positions[drawn]).view(np.int32)
     arrays["temperatures"] = np.array([s.temperature for s in samplings], np.float32).view(np.int32)
@@ -108,7 +125,6 @@ def _arrays(choices: SamplingChoices, samplings: list[Sampling]) -> dict[str, In
         # As in `sampling`: how far below the best token's logarithm a token's may be.
         with np.errstate(divide="ignore"):
             arrays["min_p"] = np.log(np.array([s.min_p for s in cut], np.float64)).view(np.int32)
-    return arrays
 
 
 def _int32(values: Sequence[int]) -> Int32:
@@ -139,6 +155,13 @@ class SampledTokens:
     record: Tensor  # [c, 3] int32 of the chosen ones
 
 
+def move_bitmasks(masks: Sequence[UInt32], device: torch.device, pinned: bool) -> Tensor:
+    """Return bitmasks on the device, [rows, words] int32, in one copy."""
+    host = torch.empty((len(masks), len(masks[0])), dtype=torch.int32, pin_memory=pinned)
+    np.stack(masks, out=host.numpy().view(np.uint32))
+    return host.to(device, non_blocking=True)
+
+
 def apply_bitmasks(
     logits: Tensor, masks: Sequence[UInt32], moved: MovedArrays, pinned: bool
 ) -> None:
@@ -147,9 +170,7 @@ def apply_bitmasks(
     `masks` are [ceil(vocab_size / 32)] each, in the order of those places: bit t % 32 of word
     t // 32 allows token t.
     """
-    host = torch.empty((len(masks), len(masks[0])), dtype=torch.int32, pin_memory=pinned)
-    np.stack(masks, out=host.numpy().view(np.uint32))
-    words = host.to(logits.device, non_blocking=True)
+    words = move_bitmasks(masks, logits.device, pinned)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     ruled_out = (words[:, :, None] >> shifts & 1 == 0).flatten(1)[:, : logits.shape[1]]
     if len(masks) == len(logits):

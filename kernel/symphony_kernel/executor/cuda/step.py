@@ -24,7 +24,7 @@ from symphony_kernel.executor.cuda.inputs import Inputs
 from symphony_kernel.executor.cuda.plan import StepPlan
 from symphony_kernel.executor.cuda.sampler import SampledTokens, SamplingChoices
 from symphony_kernel.executor.cuda.staging import StagedArrays, to_device
-from symphony_kernel.executor.sampling import SamplingRequest, answer
+from symphony_kernel.executor.sampling import answer
 
 _RECORD_BYTES = 8  # of a place: token and log-probability
 _DECIDED = 2  # the column of a record that says whether it is valid
@@ -35,7 +35,7 @@ class Launched:
     """What a launched step has on the device."""
 
     inputs: Inputs
-    logits: Tensor | None  # [w, vocab_size], if there are places
+    logits: Tensor | None  # [w, vocab_size] float32 or of the model's dtype, if there are places
     chosen: SampledTokens | None = None
     record: Tensor | None = None  # of `chosen`, on its way to the host
     done: "torch.cuda.Event | None" = None  # None: done already, on a CPU
@@ -93,12 +93,13 @@ class PreparedStep:
             return True
         if len(chain.rows) > self.plan.decodes:
             return False
-        places = before.choices.places
-        first = dict(zip(before.plan.owners, places, strict=True))
-        mine = [first.get(row) for row in chain.rows]
-        if any(place is None for place in mine):
+        owners, mine = np.array(before.plan.owners, np.int32), np.array(chain.rows, np.int32)
+        found = np.searchsorted(owners, mine)  # ascending
+        if (found == len(owners)).any():
             return False
-        self.sources = np.array([place.start for place in mine if place is not None], np.int32)
+        if not np.array_equal(owners[found], mine):
+            return False
+        self.sources = before.choices.begins[found]
         self.before, self.chain = before, chain
         return True
 
@@ -140,12 +141,17 @@ class PreparedStep:
     def _put_chosen(self, record: npt.NDArray[np.int32], results: Results) -> None:
         choices, owners = self.choices, self.plan.owners
         data = np.ascontiguousarray(record[:, :_DECIDED]).tobytes()
+        places = int(choices.begins[-1])
+        if not choices.left and len(owners) == places == len(results):
+            ends = range(_RECORD_BYTES, len(data) + 1, _RECORD_BYTES)  # most steps: one a row
+            results[:] = [data[end - _RECORD_BYTES : end] for end in ends]
+            return
         begin = 0
         left = set(choices.left)
         for number, owner in enumerate(owners):
             if number in left:
                 continue
-            place = choices.places[number]
+            place = choices.place(number)
             end = begin + (place.stop - place.start) * _RECORD_BYTES
             results[owner] = data[begin:end]
             begin = end
@@ -156,9 +162,8 @@ class PreparedStep:
         self.tokens_final = not len(open_places)
         if self.tokens_final:
             return []
-        starts = [place.start for place in self.choices.places]
         places = self.choices.chosen[open_places]
-        found = np.searchsorted(starts, places, side="right") - 1
+        found = np.searchsorted(self.choices.begins, places, side="right") - 1
         return [int(number) for number in np.unique(found)]
 
     def _answers(self, numbers: list[int], masks: Mapping[int, UInt32]) -> Results:
@@ -167,16 +172,8 @@ class PreparedStep:
         logits = self.launched.logits
         assert logits is not None
         choices = self.choices
-        requests = [
-            SamplingRequest(
-                choices.requests[number].options,
-                choices.requests[number].seed,
-                choices.requests[number].positions,
-                masks.get(self.plan.owners[number]),
-            )
-            for number in numbers
-        ]
-        places = np.concatenate(
-            [np.arange(choices.places[n].start, choices.places[n].stop) for n in numbers]
-        )
-        return answer(logits.index_select(0, to_device(places, logits.device)), requests)
+        owners = self.plan.owners
+        requests = [choices.request(number, masks.get(owners[number])) for number in numbers]
+        places = np.concatenate([np.arange(len(logits))[choices.place(n)] for n in numbers])
+        chosen = logits.index_select(0, to_device(places, logits.device))
+        return answer(chosen.float(), requests)

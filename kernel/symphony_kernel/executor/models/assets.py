@@ -67,7 +67,7 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
     eos = generation.ids("eos_token_id") or config.eos
     bos = generation.ids("bos_token_id")[:1] or (() if config.bos is None else (config.bos,))
     model = ModelInfo(
-        name=name or _name(directory),
+        name=name or model_name(directory),
         vocab_size=config.vocab_size,
         eos=_in_vocabulary(f"{directory}: eos_token_id", eos, config),
         bos=next(iter(_in_vocabulary(f"{directory}: bos_token_id", bos, config)), None),
@@ -96,7 +96,7 @@ def resolve_dtype(dtype: str, config: ModelConfig, files: ModelFiles) -> str:
     return "bfloat16"
 
 
-def _name(directory: Path) -> str:
+def model_name(directory: Path) -> str:
     """Return the directory's or file's name, or the repository's in a Hugging Face cache."""
     if is_gguf(directory):
         return _SPLIT.sub("", directory.stem)

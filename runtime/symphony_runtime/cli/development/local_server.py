@@ -106,6 +106,8 @@ def checked_options(directory: Path, serve: Mapping[str, Any]) -> dict[str, Any]
             "`symphony serve` with a configuration of your own, and name it with --server"
         )
     options, model = dict(serve), serve.get("model", MODEL_DEFAULT)
+    if isinstance(model, list | dict):
+        raise CommandError(f"{directory / FILE}: a project's server has one model: name one")
     if not isinstance(model, str) or model == MODEL_DEFAULT:
         return options
     if parse_hub_name(model, directory) is None:

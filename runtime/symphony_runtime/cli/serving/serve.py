@@ -8,7 +8,8 @@ from typing import Any
 
 from symphony_runtime.cli.output import say
 from symphony_runtime.cli.serving.hub import locate_model
-from symphony_runtime.config.serve import FILE_ONLY, ServeOptions, read_options
+from symphony_runtime.config.models import ModelChoice, name_models, parse_models
+from symphony_runtime.config.serve import FILE_ONLY, OptionsError, ServeOptions, read_options
 
 
 def _integer(text: str) -> int:
@@ -36,8 +37,21 @@ def serve(options: argparse.Namespace) -> int:
     given = {k: v for k, v in vars(options).items() if k in ServeOptions.model_fields}
     given["store"] = options.store or os.environ.get("SYMPHONY_STORE") or None
     read = read_options(options.config, given)
-    model = locate_model(read.model, Path(), say)
-    return run_server(read.model_copy(update={"model": model}))
+    return run_server(read.model_copy(update={"model": _locate(read)}))
+
+
+def _locate(options: ServeOptions) -> str | dict[str, str]:
+    """Return the path of the model, or of each model by its name; CommandError, OptionsError."""
+    choices = [
+        ModelChoice(choice.name, locate_model(choice.source, Path(), say))
+        for choice in parse_models(options.model)
+    ]
+    if len(choices) == 1 and not choices[0].name:
+        return choices[0].source  # its kernel names it
+    try:
+        return name_models(choices)
+    except ValueError as error:
+        raise OptionsError(str(error)) from error
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
@@ -52,7 +66,8 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 def _add_flag(serve: argparse.ArgumentParser, name: str, schema: dict[str, Any]) -> None:
     """Add an option's flag; its value is None unless it is given."""
     flag, words, default = name.replace("_", "-"), schema["description"], schema.get("default")
-    kind = schema.get("anyOf", [schema])[0]
+    kinds = schema.get("anyOf", [schema])
+    kind, repeated = kinds[0], any(each["type"] == "array" for each in kinds[1:])
     if kind["type"] == "boolean":
         prefix, action = ("no-", "store_false") if default else ("", "store_true")
         serve.add_argument(f"--{prefix}{flag}", dest=name, action=action, default=None, help=words)
@@ -62,6 +77,7 @@ def _add_flag(serve: argparse.ArgumentParser, name: str, schema: dict[str, Any])
     is_path = kind.get("format") == "path"
     serve.add_argument(
         f"--{flag}",
+        action="append" if repeated else "store",
         type=Path if is_path else _TYPES[kind["type"]],
         choices=kind.get("enum"),
         metavar=None if "enum" in kind else _metavar(kind["type"], is_path=is_path),

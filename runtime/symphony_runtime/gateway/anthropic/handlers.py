@@ -31,12 +31,14 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     if not speaks_anthropic(request):
         return await openai.list_models(request)
     server = request.app[OPENAI]
-    model = await server.model()
+    served = await server.models()
     programs, _ = await server.programs.page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
-    models = [_model_view(model.name, server.started, model.context)]
+    models = [_model_view(model.name, server.started, model.context) for model in served]
     adapters = await request.app[ADAPTERS].page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
     models += [
         _model_view(f"{model.name}:{each.name}", each.created_ms // 1000, model.context)
+        for model in served[:1]
+        if openai.is_default(server, model)
         for each in adapters
     ]
     models += [_model_view(each.name, each.created_ms // 1000) for each in programs if each.name]
@@ -49,7 +51,7 @@ async def get_model(request: web.Request) -> web.StreamResponse:
     if not speaks_anthropic(request):
         return await openai.get_model(request)
     server, name = request.app[OPENAI], request.match_info["model"]
-    model = await server.model()
+    model = await server.model(name)
     if name == model.name:
         return await answer(_model_view(name, server.started, model.context))
     adapter = await openai.find_adapter(request, name, model)

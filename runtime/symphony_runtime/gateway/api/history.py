@@ -49,11 +49,11 @@ def _open_history(server: Services, roles: RoleHistory) -> History:
 
 async def _queued(server: Services) -> dict[str, float] | None:
     """Return the tokens that wait for a step, by tenant; None if the kernel does not answer."""
-    if not server.runs.kernel.ready:
+    if not any(model.kernel.ready for model in server.runs.models):
         return None
     try:
         async with asyncio.timeout(AGE_SECONDS_MAX):
-            answered = await server.runs.kernel.ask("waiting")
+            answered = await server.runs.models.waiting()
     except (KernelAwayError, SyscallError, TimeoutError):
         return None
     return {name: tokens for name, (tokens, _) in answered["tenants"].items()}
@@ -62,7 +62,7 @@ async def _queued(server: Services) -> dict[str, float] | None:
 def _roles(server: Services) -> dict[str, tuple[int, str]]:
     """Return each role's process, 0 for one that is away, and its state."""
     runs, silent = server.runs, server.progress.silent
-    pids = {"gateway": os.getpid(), "kernel": runs.kernel.pid}
+    pids = {"gateway": os.getpid(), **{m.kernel_role: m.kernel.pid for m in runs.models}}
     pids |= {name: worker.pid for name, worker in runs.workers.workers.items()}
     for name in runs.workers.expected:
         pids.setdefault(name, 0)

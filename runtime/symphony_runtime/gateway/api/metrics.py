@@ -28,6 +28,7 @@ from symphony_runtime.gateway.batches.records import ENDED, LIVE
 from symphony_runtime.gateway.egress.metrics import KINDS, EgressMetrics
 from symphony_runtime.gateway.http.context import Services
 from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, TenantMetrics
+from symphony_runtime.gateway.metrics.kernel import add_up
 from symphony_runtime.gateway.metrics.process import ProcessMetrics, read_role
 from symphony_runtime.gateway.otlp.counts import SpanCounts
 from symphony_runtime.gateway.runs.record import FINAL
@@ -46,19 +47,21 @@ async def render(server: Services, tenant: str | None, batches: Mapping[str, int
 
     `batches` are the numbers of batches by status.
     """
-    kernel = await server.kernel_metrics.latest()
-    text = _Text(str(server.runs.kernel.about.get("model", {}).get("name", "")))
+    kernels = await server.kernel_metrics.by_model()
+    kernel = add_up(list(kernels.values()))
+    # Of several models only what is measured of one of them has its name.
+    text = _Text(next(iter(kernels)) if len(kernels) == 1 else "")
     if tenant is None:
         families = [
             *_families(text, _tenants(server, kernel)),
-            *_server(text, server, kernel),
+            *_server(text, server, kernels),
             *_operators(server, batches),
         ]
     elif server.keys.is_only_tenant(tenant):
         live, counted = server.runs.live_by_tenant(), server.runs.metrics.tenants()
         names = {*kernel.get("tenants", {}), *counted, *live}
         whole = _Part.of(server, kernel, names, {})
-        families = [*_families(text, [whole]), *_server(text, server, kernel)]
+        families = [*_families(text, [whole]), *_server(text, server, kernels)]
     else:
         families = list(_families(text, [_Part.of(server, kernel, [tenant], {})]))
     return generate_latest(_Families(families))
@@ -173,8 +176,29 @@ def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
 
 
 # --- The server ----------------------------------------------------------------------------------
-def _server(text: "_Text", server: Services, kernel: dict[str, Any]) -> Iterator[Metric]:
-    """Yield the metrics of the model and the device."""
+def _server(
+    text: "_Text", server: Services, kernels: Mapping[str, dict[str, Any]]
+) -> Iterator[Metric]:
+    """Yield the metrics of the models and the device, and the latencies of runs."""
+    merged: dict[str, Metric] = {}
+    for model, kernel in kernels.items():
+        for family in _device(_Text(model), kernel):
+            merged.setdefault(family.name, family)
+            if merged[family.name] is not family:
+                merged[family.name].samples.extend(family.samples)
+    yield from merged.values()
+    runs = server.runs.metrics
+    for name, counted, words in (
+        ("e2e_request_latency_seconds", runs.run_seconds, "from a run's admission to its end"),
+        ("run_start_seconds", runs.start_seconds, "from a run's admission to its worker"),
+        ("time_to_first_message_seconds", runs.first_message_seconds,
+         "from a run's admission to the first message that it sent"),
+    ):  # fmt: skip
+        yield text.histogram(name, words, counted.view())
+
+
+def _device(text: "_Text", kernel: dict[str, Any]) -> Iterator[Metric]:
+    """Yield the metrics of one model's kernel."""
     for name, key, words in _GAUGES:
         if key in kernel:
             yield text.gauge(name, words, kernel[key])
@@ -187,14 +211,6 @@ def _server(text: "_Text", server: Services, kernel: dict[str, Any]) -> Iterator
     for name, key, words in _HISTOGRAMS:
         if key in kernel.get("histograms", {}):
             yield text.histogram(name, words, kernel["histograms"][key])
-    runs = server.runs.metrics
-    for name, counted, words in (
-        ("e2e_request_latency_seconds", runs.run_seconds, "from a run's admission to its end"),
-        ("run_start_seconds", runs.start_seconds, "from a run's admission to its worker"),
-        ("time_to_first_message_seconds", runs.first_message_seconds,
-         "from a run's admission to the first message that it sent"),
-    ):  # fmt: skip
-        yield text.histogram(name, words, counted.view())
 
 
 _GAUGES = (
@@ -311,8 +327,8 @@ def _traces(text: "_Text", tracing: "Tracing | None") -> Iterator[Metric]:
 
 def _roles(server: Services) -> dict[str, ProcessMetrics | None]:
     """Return the metrics of every expected process, None for one that is away."""
-    kernel, workers = server.runs.kernel, server.runs.workers
-    pids = {"gateway": os.getpid(), "kernel": kernel.pid}
+    models, workers = server.runs.models, server.runs.workers
+    pids = {"gateway": os.getpid(), **{each.kernel_role: each.kernel.pid for each in models}}
     for name in workers.expected:
         worker = workers.workers.get(name)
         pids[name] = worker.pid if worker is not None else 0

@@ -34,6 +34,7 @@ from symphony_runtime.gateway.http.idempotency import REPLAYED, read_idempotency
 from symphony_runtime.gateway.http.program_values import check_input
 from symphony_runtime.gateway.http.responses import send_pieces, send_whole
 from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.links.models import merge_by_key
 from symphony_runtime.gateway.programs.store import ProgramQuota, count_refusals, digest_of
 from symphony_runtime.gateway.runs.live_run import Run, check_stored
 from symphony_runtime.gateway.runs.record import Record, check_here
@@ -168,7 +169,7 @@ async def get_run(request: web.Request) -> web.StreamResponse:
         return await _result(request, run)
     if not isinstance(run, Run):
         return await answer(run.view())
-    held = await ask_kernel(request, "lips", tenant=tenant)
+    held = merge_by_key(await ask_kernels(request, "lips", tenant=tenant))
     return await answer({**run.record.view(), "held": held.get(run.record.seq)})
 
 
@@ -193,7 +194,9 @@ async def _trace(request: web.Request, run: Run | Record) -> bytes:
         record, packed = run, await services(request).store.read(lambda c: find_trace(c, run.seq))
     if packed is None:
         raise Problem(404, "not-traced", "the run was not traced: start it with `trace: true`")
-    tokenizer: bytes = services(request).runs.kernel.about.get("tokenizer") or b""
+    models = services(request).runs.models
+    model = models.find(record.model) or models.default
+    tokenizer: bytes = model.kernel.about.get("tokenizer") or b""
     # In a thread: a tokenizer and a trace may have many megabytes each.
     return await asyncio.to_thread(
         lambda: to_any_json(trace_events(record, packed, token_texts(tokenizer)))
@@ -237,17 +240,22 @@ async def statistics(request: web.Request) -> web.StreamResponse:
     """Answer with the counters of kernel and gateway; `check` audits the kernel first."""
     server = services(request)
     if flag(request, "check"):
-        await ask_kernel(request, "check_integrity")
-    kernel = await ask_kernel(request, "statistics")
+        await ask_kernels(request, "check_integrity")
+    models, found = server.runs.models, await ask_kernels(request, "statistics")
     counted = (server.administration.active_requests, server.runs, server.store, server.channels,
                server.bodies, server.connections, server.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
-    return await answer({"kernel": kernel, "gateway": gateway})
+    document = {"kernel": found[0], "gateway": gateway}
+    if len(models) > 1:
+        names = [model.name for model in models if model.kernel.ready]
+        document["kernels"] = dict(zip(names, found, strict=False))
+    return await answer(document)
 
 
-async def ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
+async def ask_kernels(request: web.Request, what: str, **args: Any) -> list[Any]:
+    """Return the answer of each model's kernel that is there; Problem 503: none is."""
     runs = services(request).runs
     try:
-        return await runs.kernel.ask(what, **args)
+        return await runs.models.ask_each(what, **args)
     except KernelAwayError as error:
         raise runs.admission.unavailable("kernel", str(error)) from error

@@ -44,6 +44,9 @@ class RunBody(StrictModel):
         None, description="the export to run"
     )
     limits: Annotated[dict[str, Any], WithJsonSchema(_LIMITS)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=NAME_BYTES_MAX)] | None = Field(
+        None, description="the model that the run is of; default: the server's first"
+    )
     priority: int = Field(PRIORITY_DEFAULT, ge=0, le=RUN_PRIORITY_MAX)
     stream: bool = False
     trace: bool = False
@@ -111,6 +114,7 @@ def parse_run(body: Any, limits: TenantLimits = _USUAL) -> RunRequest:
         priority=wanted.priority,
         stream=wanted.stream,
         trace=wanted.trace,
+        model=wanted.model or "",
     )
 
 

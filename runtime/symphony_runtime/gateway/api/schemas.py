@@ -114,6 +114,7 @@ def _enum(*values: str) -> dict[str, Any]:
 _RUN = {
     **_each(_STRING, "id program entry reason"),
     **_each(_OR_NULL, "program_name error"),
+    "model": {"type": ["string", "null"], "description": "the model that it runs on"},
     **_each(_INTEGER_OR_NULL, "exit_code ended_ms"),
     **_each(_INTEGER, "priority created_ms"),
     "status": _enum(*LIVE, *FINAL),

@@ -225,7 +225,7 @@ class Batches:
         if load.expected_wait(tenant).alone > _OWN_WAIT_SECONDS:
             return False
         try:
-            tokens = await runs.kernel_limits.tokens_left(tenant)
+            tokens = await runs.models.default.limits.tokens_left(tenant)
         except (KernelAwayError, SyscallError):
             return False
         return tokens is None or tokens[1] > _TOKENS_SHARE * tokens[0]

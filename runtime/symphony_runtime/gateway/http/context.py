@@ -28,7 +28,7 @@ from symphony_runtime.gateway.errors import Problem, bad_request, too_large, una
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.http.json_cost import parse_cost
 from symphony_runtime.gateway.links.startup import StartupProgress
-from symphony_runtime.gateway.metrics.kernel import KernelMetrics
+from symphony_runtime.gateway.metrics.kernel import KernelsMetrics
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
@@ -99,7 +99,7 @@ class Services:
     runs: Runs
     store: Store
     channels: Channels
-    kernel_metrics: KernelMetrics
+    kernel_metrics: KernelsMetrics
     progress: StartupProgress
     administration: Administration
     rates: RateLimiters

@@ -27,7 +27,7 @@ from symphony_runtime.gateway.http.context import (
     services,
     tenant_of,
 )
-from symphony_runtime.gateway.kv.kernel import ask_kernel, checked_path, path_of
+from symphony_runtime.gateway.kv.kernel import ask_kernel, checked_path, model_of, path_of
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 
@@ -119,7 +119,7 @@ async def _read(request: web.Request, transfer: dict[str, int], at: int) -> byte
 @contextlib.asynccontextmanager
 async def _transfer(request: web.Request, what: str, **args: Any) -> AsyncIterator[dict[str, int]]:
     """Open a transfer in the kernel, and close it at the end of the block."""
-    kernel, tenant = services(request).runs.kernel, tenant_of(request)
+    kernel, tenant = model_of(request).kernel, tenant_of(request)
     transfer: dict[str, int] = await ask_kernel(request, what, **args)
     try:
         yield transfer

@@ -9,6 +9,7 @@ from symphony_kernel.protocol.limits import PATH_BYTES_MAX
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
 from symphony_runtime.gateway.http.context import services, tenant_of
 from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.links.models import ServedModel
 
 # The kernel's errnos as status and kind; any other is 400 with the errno's name.
 REFUSALS = {
@@ -27,10 +28,10 @@ REFUSALS = {
 
 async def ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
     """Return the kernel's answer; Problem: the kernel is away, or refuses."""
-    kernel, admission = services(request).runs.kernel, services(request).runs.admission
+    model, admission = model_of(request), services(request).runs.admission
     try:
-        await services(request).runs.kernel_limits.send_limits(tenant_of(request))
-        return await kernel.ask(what, tenant=tenant_of(request), **args)
+        await model.limits.send_limits(tenant_of(request))
+        return await model.kernel.ask(what, tenant=tenant_of(request), **args)
     except KernelAwayError as error:
         raise admission.unavailable("kernel", str(error)) from error
     except SyscallError as error:
@@ -42,6 +43,18 @@ async def ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
         problem = Problem(status, kind, error.detail or str(error), errno=error.errno.name)
         admission.set_retry_after(problem)
         raise problem from error
+
+
+def model_of(request: web.Request) -> ServedModel:
+    """Return the model whose files a request is about: `model` of the query, or the default.
+
+    Raises Problem: 404, there is no such model.
+    """
+    models, name = services(request).runs.models, request.query.get("model")
+    model = models.default if name is None else models.find(name)
+    if model is None:
+        raise not_found("model", name or "")
+    return model
 
 
 def path_of(request: web.Request) -> str:

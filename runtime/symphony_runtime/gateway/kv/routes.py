@@ -11,6 +11,7 @@ from symphony_runtime.gateway.kv import files, views
 
 _KV_FILE = {files.FILE: "Safetensors"}
 _FROM = {"type": "integer", "minimum": 0}
+_MODEL = Parameter("model", "the model whose files are meant; default: the first")
 _TEXT = Parameter("text", "with the text of the tokens, by a run of the shipped program", FLAG)
 
 KV_ROUTES: tuple[Route, ...] = (
@@ -18,14 +19,15 @@ KV_ROUTES: tuple[Route, ...] = (
         "GET", "/v1/kv", "listKv", files.list_kv,
         "List the tenant's named KV files; under `public/<tenant>/` those that a tenant publishes",
         {200: Answer("a page, by path", "KvPage")},
-        parameters=(Parameter("prefix", "the beginning of the paths"), LIMIT, AFTER),
+        problems=(404,),
+        parameters=(Parameter("prefix", "the beginning of the paths"), LIMIT, AFTER, _MODEL),
     ),
     Route(
         "GET", "/v1/kv/{path}", "getKv", files.get_kv,
         "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
         {200: Answer("its description, or the file", "KvFile", also=_KV_FILE)},
         problems=(507,),
-        parameters=(Parameter("download", "send the file itself", FLAG),),
+        parameters=(Parameter("download", "send the file itself", FLAG), _MODEL),
     ),
     Route(
         "PUT", "/v1/kv/{path}", "putKv", files.put_kv,
@@ -37,6 +39,7 @@ KV_ROUTES: tuple[Route, ...] = (
             Parameter("rebuild", "ignore its K and V, and recompute them from its tokens", FLAG),
             Parameter("public", "other tenants may read it, if the operator allows that", FLAG),
             Parameter("keep_ms", "how long it is kept", {"type": "integer", "minimum": 1}),
+            _MODEL,
         ),
         body=(files.FILE, "Safetensors"),
     ),
@@ -44,12 +47,15 @@ KV_ROUTES: tuple[Route, ...] = (
         "DELETE", "/v1/kv/{path}", "deleteKv", files.delete_kv,
         "Remove a name; views that programs have open stay valid",
         {204: Answer("removed")},
+        parameters=(_MODEL,),
     ),
     Route(
         "GET", "/v1/kv-pages/{path}", "getKvPages", views.get_pages,
         "Show the pages of a named KV file by tier, with the named files that share them",
         {200: Answer("the file, and ranges of equal pages", "KvPages")},
-        parameters=(LIMIT, Parameter("after", "the page to begin with: an earlier `next`", _FROM)),
+        parameters=(
+            LIMIT, Parameter("after", "the page to begin with: an earlier `next`", _FROM), _MODEL
+        ),
     ),
     Route(
         "GET", "/v1/kv-tokens/{path}", "getKvTokens", views.get_tokens,
@@ -66,6 +72,7 @@ KV_ROUTES: tuple[Route, ...] = (
             ),
             Parameter("after", "the token to begin with: an earlier `next`", _FROM),
             _TEXT,
+            _MODEL,
         ),
     ),
     Route(
@@ -83,6 +90,7 @@ KV_ROUTES: tuple[Route, ...] = (
                 },
             ),
             _TEXT,
+            _MODEL,
         ),
     ),
 )  # fmt: skip

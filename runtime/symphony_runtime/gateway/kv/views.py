@@ -17,8 +17,8 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.errors import unavailable
-from symphony_runtime.gateway.http.context import answer, flag, number, page_limit, services
-from symphony_runtime.gateway.kv.kernel import ask_kernel, path_of
+from symphony_runtime.gateway.http.context import answer, flag, number, page_limit
+from symphony_runtime.gateway.kv.kernel import ask_kernel, model_of, path_of
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.tasks import token_bytes
 
@@ -83,12 +83,13 @@ def _integers(packed: bytes) -> list[int]:
 
 async def _pieces(request: web.Request, tokens: bytes) -> list[bytes] | None:
     """Return the bytes of each token (u32), None for a model without a tokenizer; Problem."""
-    if not services(request).runs.kernel.about.get("tokenizer"):
+    model = model_of(request)
+    if not model.kernel.about.get("tokenizer"):
         return None
     if not tokens:
         return []
     try:
-        return await token_bytes(request, tokens)
+        return await token_bytes(request, tokens, model.name)
     except OpenAIError as error:
         raise unavailable(f"the text of the tokens: {error.detail}") from error
 

@@ -50,8 +50,8 @@ class KernelEvents(Protocol):
     def traced(self, instance: int, events: list[Any]) -> None:
         """Take a traced run's preds (`messages.Traced`)."""
 
-    def kernel_lost(self) -> None:
-        """Take that the kernel has lost all its instances."""
+    def kernel_lost(self, kernel: "KernelLink") -> None:
+        """Take that a kernel has lost all its instances."""
 
 
 class KernelLink:
@@ -129,7 +129,7 @@ class KernelLink:
             if not answer.done():
                 answer.set_exception(KernelAwayError("the kernel went away"))
         _log.warning("the kernel has lost its state")
-        self._events.kernel_lost()
+        self._events.kernel_lost(self)
 
     # -- Requests ------------------------------------------------------------------------------
     async def register(

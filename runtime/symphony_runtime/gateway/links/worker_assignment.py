@@ -13,7 +13,7 @@ system, so it keeps its tenant and stays retired (`links`).
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import OWN_WORKER_IDLE_SECONDS
@@ -42,9 +42,16 @@ class WorkerAssignment:
         # Makes sure that the process of a retired worker ends.
         self.on_retire: Callable[[Worker], None] = lambda _: None
 
-    def choose_workers(self, tenant: str) -> list[Worker]:
-        """Return the workers that may take a tenant's run, best first; []: none now."""
-        workers = [worker for worker in self._links.by_load() if not worker.retiring]
+    def choose_workers(self, tenant: str, names: Container[str] | None = None) -> list[Worker]:
+        """Return the workers that may take a tenant's run, best first; []: none now.
+
+        `names`: only these.
+        """
+        workers = [
+            worker
+            for worker in self._links.by_load()
+            if not worker.retiring and (names is None or worker.name in names)
+        ]
         if not self._own:
             return workers
         mine = [worker for worker in workers if worker.tenant == tenant]

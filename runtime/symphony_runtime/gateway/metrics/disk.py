@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from symphony_runtime.gateway.metrics.kernel import KernelMetrics
+from symphony_runtime.gateway.metrics.kernel import KernelsMetrics
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 from symphony_runtime.gateway.storage.store import Store
@@ -11,7 +11,7 @@ from symphony_runtime.gateway.storage.store import Store
 _KEY_BYTES = 256  # of a request's key with its indexes
 
 
-async def measure(store: Store, kernel: KernelMetrics) -> Mapping[str, int]:
+async def measure(store: Store, kernel: KernelsMetrics) -> Mapping[str, int]:
     """Return bytes by tenant: secrets, keys of requests, uploaded files, durable KV files."""
     held = Counter(await store.read(_rows))
     for tenant, metrics in (await kernel.latest()).get("tenants", {}).items():

@@ -15,6 +15,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limit_table import HIT
 
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
+from symphony_runtime.gateway.links.models import Models
 
 AGE_SECONDS_MAX = 1.0
 COUNTERS = (
@@ -90,6 +91,55 @@ class KernelMetrics:
         }
         # A tenant known only to earlier kernels holds nothing in this one.
         return {**self._last, **counted, "tenants": {**counted["tenants"], **tenants}}
+
+
+class KernelsMetrics:
+    """The metrics of all models' kernels."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self.each = [KernelMetrics(model.kernel) for model in models]
+
+    @property
+    def restarts(self) -> int:
+        return sum(each.restarts for each in self.each)
+
+    async def by_model(self) -> dict[str, dict[str, Any]]:
+        """Return `KernelMetrics.latest` of each model, by its name."""
+        found = await asyncio.gather(*(each.latest() for each in self.each))
+        return {model.name: each for model, each in zip(self._models, found, strict=True)}
+
+    async def latest(self) -> dict[str, Any]:
+        """Return the sums over all models, as `KernelMetrics.latest` has them for one."""
+        return add_up(list((await self.by_model()).values()))
+
+
+def add_up(kernels: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sums of several kernels' metrics."""
+    if len(kernels) == 1:
+        return kernels[0]
+    there = [each for each in kernels if each]
+    histograms: dict[str, Any] = {}
+    for each in there:
+        for name, view in each.get("histograms", {}).items():
+            histograms[name] = _sum_histograms(histograms.get(name), view)
+    tenants = {name for each in there for name in each.get("tenants", {})}
+    return _add_numbers(there) | {
+        "histograms": histograms,
+        "tenants": {
+            name: _add_numbers([each.get("tenants", {}).get(name, {}) for each in there])
+            for name in tenants
+        },
+    }
+
+
+def _add_numbers(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if isinstance(value, int | float):
+                total[key] = total.get(key, 0) + value
+    return total
 
 
 def _not_restored(last: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from symphony_runtime.gateway.http.idempotency import (
     start_run_once,
 )
 from symphony_runtime.gateway.http.responses import send_whole
-from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.openai.completions import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.program_messages import Usage
@@ -96,19 +96,34 @@ class OpenAI:
         self.shipped = programs.shipped.add("openai", partial(shipped_wasm, __package__, "openai"))
         self.clients = Clients(runs)
         self.started = int(time.time())
-        self._model: tuple[dict[str, Any], Model] | None = None  # with the Welcome that it is from
+        # Of each kernel, with the Welcome that it is from.
+        self._models: dict[KernelLink, tuple[dict[str, Any], Model]] = {}
 
-    async def model(self) -> Model:
-        """Return the model that the kernel serves; Problem 503: the kernel is away."""
-        kernel = self.runs.kernel
+    async def model(self, name: str = "") -> Model:
+        """Return the model of a name, or the default; Problem 503: its kernel is away.
+
+        The default is also what programs and adapters, which have other names, are of.
+        """
+        served = self.runs.models.find(name) or self.runs.models.default
+        return await self._model(served.kernel)
+
+    async def models(self) -> list[Model]:
+        """Return all models whose kernels are there, the default first; Problem 503: none is."""
+        kernels = [model.kernel for model in self.runs.models]
+        there = [kernel for kernel in kernels if kernel.expected]
+        return [await self._model(kernel) for kernel in there or kernels[:1]]
+
+    async def _model(self, kernel: KernelLink) -> Model:
         if not kernel.expected:
             raise self.runs.admission.unavailable("kernel", "the kernel is not ready")
-        if self._model is None or self._model[0] is not kernel.about:
+        known = self._models.get(kernel)
+        if known is None or known[0] is not kernel.about:
             about = kernel.about
             # In a thread: a tokenizer may have many megabytes.
             made = partial(read_model, about, self._tool_format, self._draft_tokens)
-            self._model = about, await asyncio.to_thread(made)
-        return self._model[1]
+            known = about, await asyncio.to_thread(made)
+            self._models[kernel] = known
+        return known[1]
 
 
 OPENAI = web.AppKey("openai", OpenAI)
@@ -120,17 +135,25 @@ REFUSED_BY_RUN = web.RequestKey("refused_by_run", bool)
 
 async def list_models(request: web.Request) -> web.StreamResponse:
     server = request.app[OPENAI]
-    model = await server.model()
+    models = await server.models()
     programs, _ = await server.programs.page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
     named = [_program_view(program) for program in programs if program.name]
     adapters = await request.app[ADAPTERS].page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
-    adapted = [adapter_view(adapter, model) for adapter in adapters]
-    return await answer({"object": "list", "data": [_model_view(server, model), *adapted, *named]})
+    base = models[0] if is_default(server, models[0]) else None
+    adapted = [adapter_view(adapter, base) for adapter in adapters] if base is not None else []
+    views = [_model_view(server, model) for model in models]
+    return await answer({"object": "list", "data": [*views, *adapted, *named]})
+
+
+def is_default(server: OpenAI, model: Model) -> bool:
+    """Return whether a model is the server's first, which adapters are of."""
+    return model.name == server.runs.models.default.name
 
 
 async def get_model(request: web.Request) -> web.StreamResponse:
     server = request.app[OPENAI]
-    name, model = request.match_info["model"], await server.model()
+    name = request.match_info["model"]
+    model = await server.model(name)
     if name == model.name:
         return await answer(_model_view(server, model))
     adapter = await find_adapter(request, name, model)
@@ -205,8 +228,8 @@ async def create_answer(
     raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
     once = read_idempotency_key(request, tenant, raw)
     body = await parse_json(request, raw)
-    name, model = model_of(body), await server.model()
-    await check_tokens(request, tenant)
+    model = await server.model(name := model_of(body))
+    await check_tokens(request, tenant, model)
     asked = body
     if keeps:
         body, asked = await join_conversation(request, body)
@@ -228,7 +251,7 @@ async def create_answer(
         kept = await run_sized(request, len(raw), text)
     counts = wanted.n, wanted.choices
     run, batches, headers = await start_program(
-        request, program, wanted.job, once, kept, counts, detached=background
+        request, program, wanted.job, once, kept, counts, detached=background, model=model.name
     )
     record, spans = (run.record, run.spans) if isinstance(run, Run) else (run, None)
     batches = watch_answer(request, spans, body, batches)
@@ -266,14 +289,17 @@ async def create_answer(
     return response
 
 
-async def check_tokens(request: web.Request, tenant: str) -> None:
+async def check_tokens(request: web.Request, tenant: str, model: Model) -> None:
     """Check that a tenant has tokens left in this minute; the answer's headers tell how many.
+
+    Each model's kernel counts its own.
 
     Raises Problem: 429, there are none; 503, the kernel that counts them is away.
     """
     runs = services(request).runs
+    served = runs.models.find(model.name) or runs.models.default
     try:
-        tokens = await runs.kernel_limits.tokens_left(tenant)
+        tokens = await served.limits.tokens_left(tenant)
     except (KernelAwayError, SyscallError) as error:
         raise runs.admission.unavailable("kernel", str(error)) from error
     if tokens is None:
@@ -293,11 +319,13 @@ async def start_program(
     counts: tuple[int, int] = (1, 1),
     *,
     detached: bool = False,
+    model: str = "",
 ) -> tuple[Run | Record, Batches, dict[str, str]]:
     """Start a program (None: the shipped one), or find the run of the key's first request.
 
     `kept` is the text of a request that is kept with its answer; `detached`: it goes on without
     its client. `counts`: a tenant's program is to give so many answers to a prompt, so many in all.
+    `model`: the name of the model that it runs on; "": the default.
     Return the run, its records, and headers of the answer.
     """
     server, tenant = request.app[OPENAI], tenant_of(request)
@@ -308,13 +336,13 @@ async def start_program(
     priority = request.get(PRIORITY, PRIORITY_DEFAULT)
     if program is None and once is None and not detached:
         inbox = Inbox()
-        asked = RunRequest(input=job, limits=limits, priority=priority)
+        asked = RunRequest(input=job, limits=limits, priority=priority, model=model)
         request[WRITING].held = lambda: inbox.waiting
         passing = await server.runs.start(chosen, asked, tenant=tenant, listener=inbox)
         keep = partial(_keep, server.runs, passing, kept) if kept is not None else None
         count = partial(server.runs.metrics.count_drafts, tenant)
         return passing, shipped_records(passing, inbox, keep, count), {}
-    asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept)
+    asked = RunRequest(input=job, limits=limits, priority=priority, asked=kept, model=model)
 
     async def start(run_id: str | None) -> Run:
         started = await server.runs.start(

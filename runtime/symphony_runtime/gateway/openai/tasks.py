@@ -73,15 +73,16 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
     body = await parse_json(request, raw)
     if not isinstance(body, dict):
         raise refused("the body must be a JSON object")
-    model = await server.model()
-    name = body.get("model") or model.name
+    asked = body.get("model")
+    model = await server.model(asked if isinstance(asked, str) else "")
+    name = asked or model.name
     # Texts have the same tokens with each adapter. What computes does so without one.
     if name != model.name and (prefix or await find_adapter(request, str(name), model) is None):
         raise no_such_model(str(name))
-    await check_tokens(request, tenant)
+    await check_tokens(request, tenant, model)
     limits = RequestLimits.of(server.runs.limits.of(tenant))
     task = await run_off_loop(len(raw), partial(parse, body, model, limits))
-    data, usage, run = await run_task(request, task.job, {**body, "model": name})
+    data, usage, run = await run_task(request, task.job, {**body, "model": name}, model.name)
     request[USED] = usage
     number, created = run.id.removeprefix("run_"), run.created_ms // 1000
     head = {"id": prefix + number, "created": created, "model": name} if prefix else {}
@@ -93,18 +94,18 @@ async def serve_task(request: web.Request, parse: Parse, prefix: str = "") -> we
     return await send_whole(request, whole, {"X-Run-Id": run.id})
 
 
-async def token_bytes(request: web.Request, tokens: bytes) -> list[bytes]:
-    """Return the bytes of each token (u32), by a run in the tenant's name; as `run_task`."""
+async def token_bytes(request: web.Request, tokens: bytes, model: str) -> list[bytes]:
+    """Return the bytes of a model's tokens (u32), by a run in the tenant's name; as `run_task`."""
     job = pack({"task": "tokenize", "texts": True, "prompts": [tokens]})
-    data, _, _ = await run_task(request, job)
+    data, _, _ = await run_task(request, job, model=model)
     found: list[bytes] = msgpack.unpackb(data)[1]
     return found
 
 
 async def run_task(
-    request: web.Request, job: bytes, asked: dict[str, Any] | None = None
+    request: web.Request, job: bytes, asked: dict[str, Any] | None = None, model: str = ""
 ) -> tuple[bytes, Usage, Record]:
-    """Run a job of the shipped program; return its data, its usage and the run's record.
+    """Run a job of the shipped program on a model; return its data, its usage and the run's record.
 
     `asked` is the body that an operator's traces describe.
 
@@ -113,7 +114,7 @@ async def run_task(
         Problem: as `start_program`, or 429, from the memory of bodies.
     """
     server = request.app[OPENAI]
-    run, batches, _ = await start_program(request, None, job, None)
+    run, batches, _ = await start_program(request, None, job, None, model=model)
     assert isinstance(run, Run)
     if asked is not None:
         batches = watch_answer(request, run.spans, asked, batches)

@@ -19,6 +19,7 @@ from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 
 from symphony_runtime.gateway.admission.fair_passes import FairPasses
 from symphony_runtime.gateway.links.links import KernelLink, Worker
+from symphony_runtime.gateway.links.models import Models
 from symphony_runtime.gateway.programs.shipped import OWNER
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
@@ -78,14 +79,13 @@ class _Timed(Generic[T]):
 class CpuReporter:
     """Passes workers' messages on and times them (`WorkerEvents`)."""
 
-    def __init__(
-        self, runs: Runs, requests: WorkerRequests, kernel: KernelLink, store: Store
-    ) -> None:
-        self._runs, self._requests, self._kernel = runs, requests, kernel
+    def __init__(self, runs: Runs, requests: WorkerRequests, models: Models, store: Store) -> None:
+        self._runs, self._requests, self._models = runs, requests, models
+        self._kernel = models.default.kernel  # has the accounts of work that belongs to no run
         self.passes = FairPasses()
         store.crash_log.on_written = self.charge_crash_log
         store.on_committed = self.charge_commit
-        kernel.on_pace = self._pause
+        self._kernel.on_pace = self._pause
         # Microseconds, by a run's instance, or by tenant for what belongs to no run.
         self._spent: Counter[int | str] = Counter()
         self._next = self._look = 0.0
@@ -210,11 +210,24 @@ class CpuReporter:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + SPENT_TOLD_SECONDS
-            self._kernel.report_cpu(self._spent)
+            if len(self._models) == 1:
+                self._kernel.report_cpu(self._spent)
+            else:
+                self._report_each()
             self._spent.clear()
             if now >= self._look:
                 self._shared = False
                 self._is_shared()
+
+    def _report_each(self) -> None:
+        """Report a run's time to its model's kernel, and all else to the default model's."""
+        spent: dict[KernelLink, dict[int | str, int]] = {}
+        for whose, microseconds in self._spent.items():
+            run = self._runs.find_instance(whose) if isinstance(whose, int) else None
+            kernel = self._kernel if run is None else self._runs.model_of(run).kernel
+            spent.setdefault(kernel, {})[whose] = microseconds
+        for kernel, of_kernel in spent.items():
+            kernel.report_cpu(of_kernel)
 
 
 def _items(message: m.Message) -> list[Any]:

@@ -231,8 +231,9 @@ def new_record(
     entry: str,
     request: RunRequest,
     run_id: str | None = None,
+    model: str = "",
 ) -> Record:
-    """Return the record of a run that is about to start, with `run_id` or a new id."""
+    """Return the record of a run of a model that is about to start, with `run_id` or a new id."""
     return Record(
         seq=seq,
         id=run_id or new_run_id(),
@@ -248,4 +249,5 @@ def new_record(
         usage=None,
         created_ms=now_ms(),
         ended_ms=None,
+        model=model,
     )

@@ -58,9 +58,10 @@ class RateStalls:
 
     async def _look(self, tenant: str, runs: list[Run]) -> None:
         try:
-            roots = frozenset(await self._runs.kernel.ask("held_runs", tenant=tenant))
+            held = await self._runs.models.ask_each("held_runs", tenant=tenant)
         except (KernelAwayError, SyscallError):
             return  # the kernel is away, and runs wait for that
+        roots = frozenset(root for each in held for root in each)
         for run in runs:
             if not run.ending:
                 self._note(run, held=run.record.seq in roots)

@@ -40,6 +40,7 @@ class RunRequest:
     trace: bool = False
     asked: str | None = None  # what a client asked, to be kept as the first event
     attached: bool = False  # its messages are kept nowhere, and count only while they wait
+    model: str = ""  # the name of the model that it runs on; "": the server's first
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Record:
     created_ms: int
     ended_ms: int | None
     waits_for: str | None = None  # a limit that holds the live run up
+    model: str = ""  # its name; "": a run from before servers noted it
 
     @property
     def live(self) -> bool:
@@ -85,6 +87,7 @@ class Record:
             "program": self.program,
             "program_name": self.program_name,
             "entry": self.entry,
+            "model": self.model or None,
             "status": self.status,
             "exit_code": self.exit_code,
             "reason": self.reason,
@@ -152,7 +155,7 @@ def insert_run(connection: Connection, record: Record, data: bytes | None = None
     values = (
         record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
         record.status, record.exit_code, record.reason, record.priority,
-        json.dumps(record.limits), None, record.created_ms, None, 0, None,
+        json.dumps(record.limits), None, record.created_ms, None, 0, None, record.model,
     )  # fmt: skip
     places = ", ".join("?" * len(values))
     sql = f"INSERT INTO runs VALUES ({places}) ON CONFLICT (seq) DO NOTHING"  # noqa: S608 - ours

@@ -26,8 +26,8 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
-from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink, Worker, WorkerLinks
+from symphony_runtime.gateway.links.models import Models, ServedModel
 from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
 from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
@@ -120,12 +120,12 @@ class Runs:
         self.adapters: KnownAdapters | None = None  # set by the gateway
 
     def attach(
-        self, kernel: KernelLink, workers: WorkerLinks, tracing: "Tracing | None" = None
+        self, models: Models, workers: WorkerLinks, tracing: "Tracing | None" = None
     ) -> None:
         """Set the links, and the tracing if there is one; once, before anything else."""
-        self.kernel, self.workers, self.tracing = kernel, workers, tracing
+        self.models, self.workers, self.tracing = models, workers, tracing
+        self.kernel = models.default.kernel
         self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
-        self.kernel_limits = KernelLimits(self.limits, kernel)
         workers.on_linked, self._programs.shipped.on_ready = self._preload, self._preload_all
 
     # -- Requests of clients -------------------------------------------------------------------
@@ -144,23 +144,24 @@ class Runs:
         With a listener the run is ephemeral: messages go to the listener and are not stored.
         `detached`: the request does not wait for it.
 
-        Raises Problem: 400 no such entry; 429, 503 with Retry-After.
+        Raises Problem: 400 no such entry; 404 no such model; 429, 503 with Retry-After.
         """
-        entry = program.entry(request.entry)
+        entry, model = program.entry(request.entry), self._model(request.model)
         problem: Exception | None = None
         tenant = tenant or program.tenant
         if request.trace:
             admit_trace(self._live.values(), tenant)
-        for worker in self._admit(tenant):
-            record = new_record(self.new_instance(), tenant, program, entry, request, run_id)
+        for worker in self._admit(tenant, model):
+            record = new_record(
+                self.new_instance(), tenant, program, entry, request, run_id, model.name
+            )
             run = Run(record, program, worker, self._store, listener)
             run.asked, run.attached = request.asked, request.attached
             if request.trace:
                 run.trace = RunTrace(run.admitted, worker.name)
             self._add_run(run)
             if self.tracing is not None:
-                model = str(self.kernel.about.get("model", {}).get("name", ""))
-                run.spans = self.tracing.start_run(record, model, detached=detached)
+                run.spans = self.tracing.start_run(record, record.model, detached=detached)
             try:
                 if run.ephemeral:  # the handler of such a run is never cancelled
                     await self._launch(run, request.input)
@@ -310,16 +311,29 @@ class Runs:
         return self._live.values()
 
     # -- Starting ------------------------------------------------------------------------------
-    def _admit(self, tenant: str) -> list[Worker]:
+    def _model(self, name: str) -> ServedModel:
+        """Return the model of a name, the default for none; Problem 404."""
+        model = self.models.find(name) if name else self.models.default
+        if model is None:
+            raise not_found("model", name)
+        return model
+
+    def model_of(self, run: Run) -> ServedModel:
+        """Return the model that a live run is of."""
+        return self.models.of_worker(run.worker.name)
+
+    def _admit(self, tenant: str, model: ServedModel) -> list[Worker]:
         """Return the workers that may take a run, best first; raise Problem if none may."""
         self._check_tenant(tenant)
         most = self.limits.of(tenant).at_most("live_runs")
         if self._tenants[tenant] >= most:
             self.metrics.count_limit(tenant, "live_runs")
         self.admission.check_run(tenant, self._tenants[tenant], len(self._live), most)
-        if not self.kernel.expected:
+        if not model.kernel.expected:
             raise self.admission.unavailable("kernel", "the kernel is not ready")
-        workers = self.worker_assignment.choose_workers(tenant)
+        workers = self.worker_assignment.choose_workers(
+            tenant, model.workers if len(self.models) > 1 else None
+        )
         if not workers:
             raise self.admission.unavailable("worker", "no worker is ready")
         self.admission.note_available()
@@ -336,7 +350,7 @@ class Runs:
             began = time.monotonic()
             await self.register(run, record.seq, parent=0, stage=0)
             self.admission.load.note_registration(time.monotonic() - began)
-            if worker.away or not self.kernel.expected:
+            if worker.away or not self.model_of(run).kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
             await self._store_start(run, data)
         except BaseException:
@@ -425,11 +439,11 @@ class Runs:
 
     async def register(self, run: Run, instance: int, parent: int, stage: int) -> None:
         """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""
-        tenant, worker = run.record.tenant, run.worker.name
-        await self.kernel_limits.send_limits(tenant)
-        if self.adapters is not None:
+        tenant, worker, model = run.record.tenant, run.worker.name, self.model_of(run)
+        await model.limits.send_limits(tenant)
+        if self.adapters is not None and model is self.models.default:
             await self.adapters.send(tenant)
-        await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
+        await model.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
     def _add_run(self, run: Run) -> None:
         self._live[run.record.id] = run
@@ -468,6 +482,10 @@ class Runs:
         run = self._instances.get(instance) if isinstance(instance, int) else None
         return run if run is not None and run.worker is worker and not run.ending else None
 
+    def find_instance(self, instance: int) -> Run | None:
+        """Return the live run that has an instance."""
+        return self._instances.get(instance)
+
     def add_child(self, run: Run, instance: int, program: Program) -> None:
         run.instances[instance] = program
         self._instances[instance] = run
@@ -488,9 +506,10 @@ class Runs:
         if run is not None and run.trace is not None:
             run.trace.add_preds(events)
 
-    def kernel_lost(self) -> None:
-        """Fail the registered runs: the kernel died without a journal."""
-        for run in [run for run in self._live.values() if run.registered]:
+    def kernel_lost(self, kernel: KernelLink) -> None:
+        """Fail the registered runs of a kernel that died without a journal."""
+        lost = [run for run in self._live.values() if self.model_of(run).kernel is kernel]
+        for run in [run for run in lost if run.registered]:
             run.worker.send(m.Kill(run.record.seq, "the kernel died"))
             self._fail(run, "the kernel died")
 
@@ -692,7 +711,7 @@ class Runs:
 
     async def _end_in_kernel(self, run: Run, instance: int) -> None:
         try:
-            usage = await self.kernel.end(instance)
+            usage = await self.model_of(run).kernel.end(instance)
         except (KernelAwayError, SyscallError) as error:
             # The kernel ended it with the link or with itself; its usage is lost.
             _log.info("instance %d: %s", instance, error)

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +23,7 @@ from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import not_found
 from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.links.models import Models, ServedModel
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.store import Store
@@ -158,25 +160,37 @@ class Administration:
             await asyncio.wait([run.known for run in live], timeout=_END_SECONDS_MAX)
         self.connections.cut_tenant(tenant)
 
-    def send_weights(self) -> None:
-        """Send all weights and limits to a kernel that is linked anew."""
-        telling = asyncio.create_task(self._send_weights())
+    def serve(self, runs: Runs, models: Models) -> None:
+        """Set the runs, and send each kernel what it needs to know whenever it is linked."""
+        self.runs = runs
+        for model in models:
+            model.kernel.on_linked = partial(self.send_weights, model)
+
+    def send_weights(self, model: ServedModel) -> None:
+        """Send all weights and limits to a model's kernel that is linked anew."""
+        telling = asyncio.create_task(self._send_weights(model))
         self._kernel_updates.add(telling)
         telling.add_done_callback(self._kernel_updates.discard)
 
-    async def _send_weights(self) -> None:
+    async def _send_weights(self, model: ServedModel) -> None:
         for tenant, weight in self.tenants.weights().items():
-            await self._send_weight(tenant, weight)
-        await self._send_limits(self.runs.live_by_tenant())
+            await self._send_weight(tenant, weight, [model])
+        await self._send_limits(self.runs.live_by_tenant(), [model])
 
-    async def _send_limits(self, tenants: Iterable[str]) -> None:
-        """Send tenants' limits to the kernel; it gets those of others before a first run."""
+    async def _send_limits(
+        self, tenants: Iterable[str], models: Iterable[ServedModel] | None = None
+    ) -> None:
+        """Send tenants' limits to kernels; they get those of others before a first run."""
         for tenant in tenants:
-            await self._tell(f"the limits of {tenant}", self.runs.kernel_limits.send_limits(tenant))
+            for model in models or self.runs.models:
+                await self._tell(f"the limits of {tenant}", model.limits.send_limits(tenant))
 
-    async def _send_weight(self, tenant: str, weight: float | None) -> None:
-        asking = self.runs.kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
-        await self._tell(f"the weight {weight} of {tenant}", asking)
+    async def _send_weight(
+        self, tenant: str, weight: float | None, models: Iterable[ServedModel] | None = None
+    ) -> None:
+        for model in models or self.runs.models:
+            asking = model.kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
+            await self._tell(f"the weight {weight} of {tenant}", asking)
 
     async def _tell(self, what: str, asking: Awaitable[Any]) -> None:
         try:

@@ -23,7 +23,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.errors import Problem, unavailable
-from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
 from symphony_runtime.gateway.runs.retention import Retention
@@ -181,7 +181,8 @@ class TenantDeletion:
         """Check that a tenant has nothing; Problem 409 with what it has, 503."""
         left = ["live runs"] if self._runs.live(tenant) else []
         try:
-            if await self._runs.kernel.ask("kv_list", tenant=tenant, limit=1):
+            kernels = [model.kernel for model in self._runs.models]
+            if any([await kernel.ask("kv_list", tenant=tenant, limit=1) for kernel in kernels]):
                 left.append("KV files")
         except KernelAwayError as error:
             raise unavailable(str(error)) from error
@@ -211,9 +212,12 @@ class TenantDeletion:
             raise unavailable(detail) from None
 
     async def _forget_kv(self, tenant: str) -> None:
-        kernel = self._runs.kernel
+        for model in self._runs.models:
+            await self._forget_kv_of(model.kernel, tenant)
+
+    async def _forget_kv_of(self, kernel: KernelLink, tenant: str) -> None:
         try:
-            while not await self._remove_names(tenant):  # noqa: ASYNC110 - of the kernel
+            while not await _remove_names(kernel, tenant):  # noqa: ASYNC110 - of the kernel
                 await asyncio.sleep(_LOOK_SECONDS)
             await kernel.ask("forget_prefixes", tenant=tenant)
         except KernelAwayError as error:
@@ -221,19 +225,19 @@ class TenantDeletion:
         except SyscallError as error:
             raise unavailable(f"KV files are left: {error}") from error
 
-    async def _remove_names(self, tenant: str) -> bool:
-        """Remove the tenant's names; return whether there were none and none can come."""
-        kernel = self._runs.kernel
-        # First: a save that a run or request started gets its name after they have ended.
-        changes = await kernel.ask("kv_changes", tenant=tenant)
-        names = await kernel.ask("kv_list", tenant=tenant, limit=_NAMES)
-        for name in names:
-            try:
-                await kernel.ask("kv_remove", tenant=tenant, path=name["path"])
-            except SyscallError as error:
-                if error.errno is not Errno.ENOENT:  # it has expired
-                    raise
-        return not changes and not names
+
+async def _remove_names(kernel: KernelLink, tenant: str) -> bool:
+    """Remove the tenant's names; return whether there were none and none can come."""
+    # First: a save that a run or request started gets its name after they have ended.
+    changes = await kernel.ask("kv_changes", tenant=tenant)
+    names = await kernel.ask("kv_list", tenant=tenant, limit=_NAMES)
+    for name in names:
+        try:
+            await kernel.ask("kv_remove", tenant=tenant, path=name["path"])
+        except SyscallError as error:
+            if error.errno is not Errno.ENOENT:  # it has expired
+                raise
+    return not changes and not names
 
 
 def unload(runs: Runs, tenant: str, prefix: str) -> None:

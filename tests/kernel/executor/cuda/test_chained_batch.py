@@ -357,6 +357,40 @@ def test_chained_step_without_memory_to_run_ahead_runs_in_order(
     assert network.launched_ahead == STEPS - 1 - len(refused)
 
 
+def test_fault_in_an_early_launch_is_told_of_both_steps(
+    rig: ExecutorRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is lost then: nothing is launched again, and the words name no culprit."""
+    tables = [rig.table(STEPS) for _ in range(2)]
+    network, reported = network_of(rig), list[str]()
+    launch = network._launch
+    launches: list[bool] = []
+
+    def launch_or_fault(step: PreparedStep, early: bool = False) -> None:
+        launches.append(early)
+        if early:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        launch(step, early)
+
+    monkeypatch.setattr(network, "_launch", launch_or_fault)
+    monkeypatch.setattr(network, "broken", lambda: "the GPU fails in every call")
+    monkeypatch.setattr(rig.executor, "_device_lost", reported.append)
+    words = r"the step of 2 rows behind this one of 2, so of either of them: the GPU fails"
+
+    async def main() -> None:
+        may_begin = threading.Event()
+        rig.executor._thread.start(lambda: may_begin.wait(20))
+        first, second = map(rig.executor.start, chained_batches(2, tables, [ARGMAX]))
+        may_begin.set()
+        with pytest.raises(RuntimeError, match=words):
+            await first
+        assert await second == []
+
+    asyncio.run(main())
+    assert launches == [False, True]
+    assert reported == ["the GPU fails in every call"]
+
+
 @pytest.mark.parametrize("error", [None, "an illegal address"], ids=["whole", "broken"])
 def test_device_that_an_error_has_broken_is_reported(
     rig: ExecutorRig, error: str | None, monkeypatch: pytest.MonkeyPatch

@@ -1,17 +1,26 @@
 """What a GPU's memory is divided into."""
 
+import importlib.util
 import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from symphony_kernel.executor.cuda.flashinfer_kernels import workspace_bytes
-from symphony_kernel.executor.cuda.memory import GpuMemory, divide_memory, pages_left
+from symphony_kernel.executor.cuda.memory import (
+    GpuMemory,
+    divide_memory,
+    pages_left,
+    workspace_size,
+)
+from symphony_kernel.executor.cuda.triton_kernels.selection import triton_workspace_bytes
 from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.protocol.limits import KV_POOL_PAGES_MAX, STEP_ROWS_MAX
 
 from tests.support.executor.models import make_checkpoint
+from tests.support.requirements import requires
 
 GIB = 1 << 30
 PLACES, PROCESSORS = 1_024, 132
@@ -27,10 +36,9 @@ def config(tmp_path: Path) -> ModelConfig:
     return replace(small, **EIGHT_B)  # type: ignore[arg-type]
 
 
-def divide(config: ModelConfig, free: int, flashinfer: bool = True) -> GpuMemory:
-    return divide_memory(
-        config, 2, free, logits_places=PLACES, processors=PROCESSORS, flashinfer=flashinfer
-    )
+def divide(config: ModelConfig, free: int, kernels: bool = True) -> GpuMemory:
+    workspace = workspace_bytes(config, PROCESSORS, STEP_ROWS_MAX) if kernels else 0
+    return divide_memory(config, 2, free, logits_places=PLACES, workspace=workspace)
 
 
 def test_parts_and_pool_are_all_of_the_free_memory(config: ModelConfig) -> None:
@@ -69,6 +77,14 @@ def test_device_without_room_for_a_page_is_refused_with_all_parts(config: ModelC
         pages_left(config.kv_layout("bfloat16").page_bytes, memory)
 
 
-def test_without_flashinfer_there_is_no_workspace_and_no_graph(config: ModelConfig) -> None:
-    memory = divide(config, 63 * GIB, flashinfer=False)
+def test_without_kernels_there_is_no_workspace_and_no_graph(config: ModelConfig) -> None:
+    memory = divide(config, 63 * GIB, kernels=False)
     assert memory.workspace == memory.graphs == 0
+
+
+@requires("triton", importlib.util.find_spec("triton") is not None, "triton is not installed")
+def test_workspace_on_a_device_without_flashinfer_is_tritons(config: ModelConfig) -> None:
+    here = torch.device("cpu")
+    found = workspace_size(config, torch.float32, here)  # which FlashInfer does not compute
+    assert found == triton_workspace_bytes(config, torch.float32, here) > 0
+    assert workspace_size(config, torch.float16, here) == 0

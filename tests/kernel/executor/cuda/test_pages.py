@@ -1,9 +1,12 @@
 """Pages of a pool in the GPU's layout: on the CPU, and on a GPU where there is one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from symphony_kernel.executor.base import Int32, KVArray
+from symphony_kernel.executor.cuda.lanes import Ended, Lane
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.models.config import ModelConfig, Rope
 from symphony_kernel.executor.reference.pages import TorchPages
@@ -11,6 +14,7 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 
 from tests.support.executor.cuda import ON_GPU
+from tests.support.executor.delayed_lane import MILLISECONDS, DelayedLane
 
 PAGES, HOST_SLOTS = 40, 24
 CONFIG = ModelConfig(
@@ -28,11 +32,12 @@ def numbers(*given: int) -> Int32:
 class RandomPages(CudaPages):
     """Pages of random bits, which remember what they were at first."""
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, device: str, dtype: torch.dtype, lane: type[Lane] = Lane) -> None:
         shape = (CONFIG.layers, PAGES + 1, 2, PAGE_TOKENS, CONFIG.kv_heads, CONFIG.head_dim)
         self.pool: Tensor = torch.randn(shape, device=device).to(dtype)
         page_bytes = self.pool[:, 0].nbytes
-        super().__init__(CONFIG, self.pool, 4 * page_bytes)  # most moves here take several buffers
+        # Most moves here take several buffers.
+        super().__init__(CONFIG, self.pool, 4 * page_bytes, lane)
         assert self.layout.page_bytes == page_bytes
         self.open_host(HOST_SLOTS)
         self.before = self.read_frames(np.arange(PAGES, dtype=np.int32))
@@ -49,8 +54,10 @@ class RandomPages(CudaPages):
         np.testing.assert_array_equal(self.read_host(slots), self.were(*were))
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.fixture(params=["cpu", "cpu, delayed", pytest.param("cuda", marks=ON_GPU)])
 def pages(request: pytest.FixtureRequest) -> RandomPages:
+    if request.param == "cpu, delayed":
+        return RandomPages("cpu", torch.float32, DelayedLane)
     return RandomPages(request.param, torch.float32)
 
 
@@ -146,3 +153,114 @@ def test_host_of_too_many_slots_is_a_memory_error() -> None:
     other = CudaPages(CONFIG, RandomPages("cpu", torch.float32).pool)
     with pytest.raises(MemoryError, match="on the host"):
         other.open_host(1 << 50)
+
+
+@pytest.fixture
+def delayed() -> RandomPages:
+    """Pages whose link has been measured, so that `settle` waits for nothing."""
+    pages = RandomPages("cpu", torch.float32, DelayedLane)
+    pages.save(numbers(0), numbers(23))
+    assert pages.settle() == MILLISECONDS / 1000
+    return pages
+
+
+def test_step_does_not_wait_for_its_moves_but_who_wants_their_slots(delayed: RandomPages) -> None:
+    lane = delayed._leaving
+    assert isinstance(lane, DelayedLane)
+    delayed.save(numbers(1, 2), numbers(10, 11))
+    delayed.save(numbers(3), numbers(12))
+    before = lane.made
+    assert delayed.settle() == pytest.approx(3 * MILLISECONDS / 1000), "by the first move"
+    delayed.host_page(20)
+    assert lane.made == before, "nobody wants these slots yet"
+    wanted = bytes(delayed.host_page(11))
+    assert wanted == delayed.pool[:, 2].contiguous().numpy().tobytes()
+    assert before < lane.made < lane.given, "the later move is still on its way"
+    delayed.check_host(numbers(12), 3)
+
+
+def test_slot_that_is_still_loaded_is_not_written_by_the_host(delayed: RandomPages) -> None:
+    """As the disk tier writes a slot whose page has come to the device."""
+    delayed.write_host(numbers(5), delayed.were(7))
+    with delayed._moving(delayed._coming, numbers(5), saves=False):
+        target = delayed._coming.buffers[0].pages
+        delayed._coming.copy(target[0], delayed._host[5])
+    delayed.host_page(5)[:] = bytes(delayed.layout.page_bytes)
+    assert target[0].flatten().tolist() == delayed._frames[7].flatten().tolist()
+
+
+def test_pages_are_read_while_others_leave(delayed: RandomPages) -> None:
+    """For a journal: the read waits for its own pages alone, through two buffers in turn."""
+    lane = delayed._leaving
+    assert isinstance(lane, DelayedLane)
+    frames = np.arange(PAGES - 1, -1, -1, dtype=np.int32)
+    delayed.check_frames(frames, *frames.tolist())
+    delayed.write_frames(frames[:11], delayed.were(*range(11)))
+    delayed.check_frames(frames[:11], *range(11))
+    assert all(buffer.host.shape == buffer.pages.shape for buffer in lane.buffers)
+
+
+def test_pinned_memory_is_filled_again_when_its_copy_has_ended(delayed: RandomPages) -> None:
+    """The computing stream waits for that copy, but the host would not."""
+    waited: list[str] = []
+
+    class Copied(Ended):
+        def synchronize(self) -> None:
+            waited.append("copied")
+
+    for buffer in delayed._coming.buffers:
+        buffer.copied = Copied()
+    delayed.write_frames(numbers(*range(8)), delayed.were(*range(8)))
+    assert len(waited) == len(delayed._coming.buffers)
+
+
+def test_moves_in_any_order_give_what_they_give_without_streams() -> None:
+    random = np.random.default_rng(7)
+    both = [RandomPages("cpu", torch.float32, lane) for lane in (Lane, DelayedLane)]
+    both[1].pool.copy_(both[0].pool)
+    for pages in both:
+        pages.write_host(np.arange(HOST_SLOTS, dtype=np.int32), both[0].were(*range(HOST_SLOTS)))
+    for _ in range(300):
+        what, count = random.integers(7), int(random.integers(1, 12))
+        frames = random.permutation(PAGES)[:count].astype(np.int32)
+        slots = random.permutation(HOST_SLOTS)[:count].astype(np.int32)
+        values = random.standard_normal(both[0].layout.shape(count)).astype(np.float32)
+        found = []
+        for pages in both:
+            if what == 0:
+                pages.save(frames, slots)
+            elif what == 1:
+                pages.load(slots, frames)
+            elif what == 2:
+                pages.write_frames(frames, values)
+            elif what == 3:
+                pages.settle()
+            elif what == 4:
+                pages.host_page(int(slots[0]))[:8] = values.tobytes()[:8]
+            elif what == 5:
+                found.append(pages.read_frames(frames))
+            else:
+                found.append(pages.read_host(slots))
+        if found:
+            one, other = found
+            np.testing.assert_array_equal(one, other)
+    everything = np.arange(PAGES, dtype=np.int32)
+    one, other = (pages.read_frames(everything) for pages in both)
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])
+def test_reading_pages_does_not_wait_for_later_steps_of_a_gpu(device: str) -> None:
+    pages = RandomPages(device, torch.float32)
+    pages.read_frames(numbers(1))  # makes the buffers
+    staged = pages._gather(numbers(3, 4))
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call] # a step of a second
+    behind: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    behind.record()
+    with pages._leaving.copying():
+        pages._leaving.copy(staged.host[:2], staged.pages[:2])
+        done = pages._leaving.mark()
+    done.synchronize()
+    assert not behind.query(), "the copy waited for the step"
+    behind.synchronize()
+    assert torch.equal(staged.host[:2], pages._frames[[3, 4]].cpu())

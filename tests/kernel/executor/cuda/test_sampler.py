@@ -1,6 +1,6 @@
 """Tokens that the device samples, against `sampling` on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +15,18 @@ from symphony_kernel.executor.cuda.sampler import (
     apply_bitmasks,
     choices_of,
     choose,
+    move_bitmasks,
 )
-from symphony_kernel.executor.cuda.staging import StagedArrays
+from symphony_kernel.executor.cuda.staging import MovedArrays, StagedArrays
 from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.cuda import ON_GPU
 from tests.support.executor.models import PAIR, Allows, make_row, mask_of, random_tokens
+from tests.support.executor.triton_interpreter import prepare_triton
 
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
+Chooser = Callable[[torch.Tensor, SamplingChoices, MovedArrays], SampledTokens]
 SAMPLINGS = [
     None, Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.3),
     Sampling(temperature=2.5), Sampling(top_k=1), Sampling(temperature=3.0, top_k=40),
@@ -43,12 +46,27 @@ def rows_with(samplings: list[Sampling | None], at: str = "last") -> list[Row]:
     return rows
 
 
+def chosen_by_triton(
+    logits: torch.Tensor,
+    choices: SamplingChoices,
+    moved: MovedArrays,
+    masks: torch.Tensor | None = None,
+) -> SampledTokens:
+    prepare_triton()
+    from symphony_kernel.executor.cuda.triton_kernels.sampler import choose_tokens
+
+    return choose_tokens(logits, choices, moved, masks)
+
+
+BY_EITHER = pytest.mark.parametrize("by", [choose, chosen_by_triton], ids=["torch", "Triton"])
+
+
 def chosen_of(
-    rows: list[Row], logits: torch.Tensor, device: str
+    rows: list[Row], logits: torch.Tensor, device: str, by: Chooser = choose
 ) -> tuple[SamplingChoices, SampledTokens]:
     choices, arrays = choices_of(rows, range(len(rows)))
     moved = StagedArrays(arrays, pinned=device == "cuda").move(torch.device(device))
-    return choices, choose(logits.to(device), choices, moved)
+    return choices, by(logits.to(device), choices, moved)
 
 
 def expected_of(
@@ -149,8 +167,9 @@ def test_options_that_are_rare_are_left_to_sampling() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("constrained", [range(len(SAMPLINGS)), (1, 4, 6)], ids=["all", "some"])
+@BY_EITHER
 def test_constrained_places_get_the_tokens_that_sampling_gives_them(
-    device: str, constrained: Sequence[int]
+    device: str, constrained: Sequence[int], by: Chooser
 ) -> None:
     vocab = 1001  # no multiple of a word
     rows, random = rows_with(SAMPLINGS), np.random.default_rng(3)
@@ -165,9 +184,13 @@ def test_constrained_places_get_the_tokens_that_sampling_gives_them(
     assert choices.whole
     assert choices.masked == list(constrained)
     moved = StagedArrays(arrays, pinned=device == "cuda").move(torch.device(device))
-    there = logits.to(device)
-    apply_bitmasks(there, [masks[number] for number in choices.masked], moved, device == "cuda")
-    chosen = choose(there, choices, moved)
+    there, bits = logits.to(device), [masks[number] for number in choices.masked]
+    if by is choose:
+        apply_bitmasks(there, bits, moved, device == "cuda")
+        chosen = choose(there, choices, moved)
+    else:
+        words = move_bitmasks(bits, there.device, device == "cuda")
+        chosen = chosen_by_triton(there, choices, moved, words)
     record = chosen.record.cpu().numpy()
     decided = record[:, 2] == 1
     assert decided.mean() > 0.8

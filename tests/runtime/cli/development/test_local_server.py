@@ -33,6 +33,9 @@ def test_options_of_a_project_that_could_do_harm_are_refused_by_name() -> None:
     kept = {"model": "tiny", "limits": {"live_runs": 2}}
     assert checked_options(Path("/p"), kept) == kept
     assert checked_options(Path("/p"), {"model": "../m"})["model"] == "/p/../m"
+    for several in (["tiny", "a=../m"], {"tiny": "tiny"}):
+        with pytest.raises(CommandError, match="one model"):
+            checked_options(Path("/p"), {"model": several})
 
 
 async def test_configuration_is_not_written_into_the_project(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ async def test_history_shows_each_key_its_own(
 ) -> None:
     monkeypatch.setattr(history, "STEP_SECONDS", 0.05)
     async with SystemRig(tmp_path) as system, system.client() as client:
-        system.gateway.services.kernel_metrics._now = lambda: float("inf")  # never old enough
+        system.gateway.services.kernel_metrics.each[0]._now = lambda: float(
+            "inf"
+        )  # never old enough
 
         async def figures(key: str) -> dict[str, Any]:
-            system.gateway.services.kernel_metrics._asked = float("-inf")
+            system.gateway.services.kernel_metrics.each[0]._asked = float("-inf")
             answer = await system.ask("GET", "/v1/history", key=key)
             assert answer.status == 200
             document: dict[str, Any] = answer.json

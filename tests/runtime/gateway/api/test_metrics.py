@@ -19,7 +19,7 @@ from tests.support.usage import used
 
 @run_by(with_system, "tmp_path")
 async def test_run_counters_follow_runs(system: SystemRig, client: AsyncClient) -> None:
-    system.gateway.services.kernel_metrics._now = lambda: float("inf")  # never old enough
+    system.gateway.services.kernel_metrics.each[0]._now = lambda: float("inf")  # never old enough
     before = await scrape(system.url, system.key)
     assert value(before, "num_requests_running") == 0
     await client.programs.upload(DECODE, "decode")
@@ -32,7 +32,7 @@ async def test_run_counters_follow_runs(system: SystemRig, client: AsyncClient) 
     await client.run("spin", limits={"cpu_ms": 20})
     await client.runs.cancel(await client.start("hang"))
     held = await client.start("hang")
-    system.gateway.services.kernel_metrics._asked = float("-inf")
+    system.gateway.services.kernel_metrics.each[0]._asked = float("-inf")
     series = await scrape(system.url, system.key)
     counts = {
         "runs_live": 1, "runs_started_total": 5, "preds_total": 5, "steps_total": 5,

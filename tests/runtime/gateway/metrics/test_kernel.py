@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
-from symphony_runtime.gateway.metrics.kernel import AGE_SECONDS_MAX, KernelMetrics
+from symphony_runtime.gateway.metrics.kernel import AGE_SECONDS_MAX, KernelMetrics, add_up
 
 
 class Kernel:
@@ -128,3 +128,18 @@ async def test_limit_hits_are_summed_over_kernels() -> None:
     now[0] += 2 * AGE_SECONDS_MAX
     after = (await metrics.latest())["tenants"]["t"]
     assert (found["hit:kv_files"], after["hit:kv_files"]) == (4, 4)
+
+
+def test_kernels_of_several_models_are_added_up() -> None:
+    view = {"bounds": [1.0], "counts": [1, 2], "sum": 5.0}
+    first = {"steps": 3, "pages": 8, "histograms": {"h": view}, "tenants": {"a": {"pages": 2}}}
+    second = {"steps": 4, "histograms": {"h": view}, "tenants": {"a": {"pages": 1}, "b": {"x": 1}}}
+    assert add_up([first]) is first
+    assert add_up([first, {}, second]) == {
+        "steps": 7,
+        "pages": 8,
+        "histograms": {"h": {"bounds": [1.0], "counts": [2, 4], "sum": 10.0}},
+        "tenants": {"a": {"pages": 3}, "b": {"x": 1}},
+    }
+    assert view["counts"] == [1, 2]
+    assert add_up([{}, {}]) == {"histograms": {}, "tenants": {}}

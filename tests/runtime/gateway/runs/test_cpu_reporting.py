@@ -9,7 +9,9 @@ from typing import Any, cast
 import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_PASS_SECONDS
+from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelLink, Worker
+from symphony_runtime.gateway.links.models import Models, ServedModel
 from symphony_runtime.gateway.programs.shipped import OWNER
 from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.runs.service import Runs as LiveRuns
@@ -29,6 +31,7 @@ class Runs:
     def __init__(self, tenants: int) -> None:
         self.tenants = tenants
         self.taken: list[Any] = []
+        self.models: dict[int, ServedModel] = {}
 
     def worker_output(self, worker: Worker, messages: list[Any]) -> None:
         assert worker is WORKER
@@ -48,6 +51,12 @@ class Runs:
 
     def live_by_tenant(self) -> dict[str, int]:
         return dict.fromkeys(map(str, range(self.tenants)), 1)
+
+    def find_instance(self, instance: int) -> Any:
+        return instance if instance in self.models else None
+
+    def model_of(self, run: Any) -> ServedModel:
+        return self.models[run]
 
     def _take(self, what: Any) -> None:
         self.taken.append(what)
@@ -74,7 +83,9 @@ def make(tenants: int) -> tuple[CpuReporter, Runs, Kernel]:
     runs, kernel = Runs(tenants), Kernel()
     store = cast(Store, SimpleNamespace(crash_log=SimpleNamespace()))
     live, requests = cast(LiveRuns, runs), cast(WorkerRequests, runs)
-    return CpuReporter(live, requests, cast(KernelLink, kernel), store), runs, kernel
+    link = cast(KernelLink, kernel)
+    models = Models([ServedModel(link, cast(KernelLimits, None), ["worker-0"])])
+    return CpuReporter(live, requests, models, store), runs, kernel
 
 
 def test_lone_tenant_is_not_charged() -> None:
@@ -270,3 +281,18 @@ async def test_request_of_a_throttled_tenant_begins_later() -> None:
         costs.wait_pause("others").send(None)
     await costs.wait_pause("requests")
     assert time.monotonic() - began >= 0.05
+
+
+def test_time_of_a_run_goes_to_the_kernel_of_its_model() -> None:
+    runs, kernels = Runs(2), (Kernel(), Kernel())
+    none = cast(KernelLimits, None)
+    models = Models([ServedModel(cast(KernelLink, kernel), none, []) for kernel in kernels])
+    runs.models = {1: models[0], 2: models[1], 3: models[1]}
+    store = cast(Store, SimpleNamespace(crash_log=SimpleNamespace()))
+    live, requests = cast(LiveRuns, runs), cast(WorkerRequests, runs)
+    costs = CpuReporter(live, requests, models, store)
+    while not (kernels[1].spent and "0" in kernels[0].spent):
+        costs.worker_output(WORKER, [[1, b"x"], [2, b"x"], [3, b"x"]])
+        costs.charge("0", 0.001)
+    assert set(kernels[0].spent) == {1, "0"}, "work of no run is the first model's"
+    assert set(kernels[1].spent) == {2, 3}

@@ -28,7 +28,7 @@ def with_system(tmp_path: Path, scenario: Scenario, **limits: Any) -> None:
 
 
 async def fresh(system: SystemRig) -> Series:
-    system.gateway.services.kernel_metrics._asked = float("-inf")
+    system.gateway.services.kernel_metrics.each[0]._asked = float("-inf")
     return await scrape(system.url, system.admin_key)
 
 

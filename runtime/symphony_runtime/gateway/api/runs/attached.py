@@ -127,8 +127,14 @@ def _wanted(request: web.Request) -> RunRequest:
             body[name] = json.loads(text)
         except (ValueError, RecursionError):
             raise bad_request("bad-request", f"`{name}` must be JSON") from None
+    if "model" in request.query:
+        body["model"] = request.query["model"]
     limits = services(request).runs.limits.of(tenant_of(request))
     wanted = parse_run(body, limits)
     return RunRequest(
-        limits=wanted.limits, priority=wanted.priority, trace=wanted.trace, attached=True
+        limits=wanted.limits,
+        priority=wanted.priority,
+        trace=wanted.trace,
+        attached=True,
+        model=wanted.model,
     )

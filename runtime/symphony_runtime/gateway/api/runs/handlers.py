@@ -7,7 +7,7 @@ import time
 from aiohttp import web
 
 from symphony_runtime.gateway.admission.rate_limit import ASKING
-from symphony_runtime.gateway.api.programs_and_runs import ask_kernel
+from symphony_runtime.gateway.api.programs_and_runs import ask_kernels
 from symphony_runtime.gateway.errors import Problem, has_gone
 from symphony_runtime.gateway.http.context import (
     answer,
@@ -19,6 +19,7 @@ from symphony_runtime.gateway.http.context import (
     tenant_of,
 )
 from symphony_runtime.gateway.http.responses import EVENT_STREAM
+from symphony_runtime.gateway.links.models import merge_by_key
 from symphony_runtime.gateway.runs.children import find_children
 from symphony_runtime.gateway.runs.events.feed import FeedReader
 from symphony_runtime.gateway.runs.live_run import Run
@@ -40,7 +41,7 @@ async def list_runs(request: web.Request) -> web.StreamResponse:
         records = await runs.page(tenant, after, limit + 1, wanted)
         views = [record.view() for record in records]
     else:
-        held = await ask_kernel(request, "lips", tenant=tenant)
+        held = merge_by_key(await ask_kernels(request, "lips", tenant=tenant))
         records = await runs.live_page(tenant, after, limit + 1, wanted)
         views = [{**record.view(), "held": held.get(record.seq)} for record in records]
     return await answer(page_of(views, limit, lambda run: run["id"]))

@@ -23,6 +23,7 @@ RUN_ROUTES: tuple[Route, ...] = (
             Parameter("park", "keep the run without its client, up to its limits", FLAG),
             Parameter("limits", "JSON: limits of the run, as `limits` of a run has them",
                       {"type": "string", "maxLength": ATTACH_QUERY_BYTES_MAX}),
+            Parameter("model", "that the run is of; default: the first"),
             Parameter("priority", "of the run", {"type": "integer", "minimum": 0,
                                                  "maximum": RUN_PRIORITY_MAX}),
             Parameter("trace", "keep a trace of the run", FLAG),
