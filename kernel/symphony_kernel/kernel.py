@@ -69,7 +69,7 @@ class Kernel:
         self._clock: Clock = clock or RealClock()
         places = options.places
         tier_bytes = places.disk_slots * places.page_bytes
-        self._about = {**about, "computes": executor.computes, "disk_tier_bytes": tier_bytes}
+        self._about = {**about, "disk_tier_bytes": tier_bytes}
         self._executor = executor
         # The recorder or the replay. None: there is no journal (see `start_journal`).
         self.hooks: JournalHooks | None = None

@@ -120,8 +120,7 @@ class Welcome(Message):
     """The answer to `Hello`.
 
     From the kernel, `about` is {model: {name, vocab_size, eos, bos, max_context, page_size, dtype},
-    tokenizer: bytes of tokenizer.json, chat_template: str or nil, special: {bos_token, eos_token},
-    computes: see `Executor`}.
+    tokenizer: bytes of tokenizer.json, chat_template: str or nil, special: {bos_token, eos_token}}.
     From the gateway, and for a resumed session, it is {}. `resumed`: the session continues, and
     `received` of its frames have been received.
     """

@@ -106,10 +106,9 @@ class ServeOptions(StrictModel):
     tool_format: Literal["auto", "hermes", "mistral", "mistral11", "llama3", "json"] = _flag(
         "auto", "how the model writes tool calls; auto: as its chat template shows"
     )
-    draft_tokens: int | None = _flag(
-        None,
-        "drafted for one pass by the OpenAI routes, 0: none; "
-        f"default: {n.OPENAI_DRAFT_TOKENS} where answers keep every bit (native kernels), else 0",
+    draft_tokens: int = _flag(
+        0,
+        "drafted for one pass by the OpenAI routes, for instance 13; 0: none",
         ge=0,
         le=n.OPENAI_DRAFT_TOKENS_MAX,
     )

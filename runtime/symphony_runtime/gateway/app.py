@@ -289,7 +289,7 @@ def build_app(
     services: Services,
     tool_format: str = "auto",
     origins: Sequence[str] = (),
-    draft_tokens: int | None = None,
+    draft_tokens: int = 0,
 ) -> web.Application:
     middlewares: list[Middleware] = [
         _count_request, problems_middleware, anthropic_errors_middleware,

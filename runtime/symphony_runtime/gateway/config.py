@@ -85,7 +85,7 @@ class GatewayConfig:
     slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they send at least
     slow_reader_seconds: float = SLOW_READER_SECONDS  # for clients that read nothing of an answer
     beat_seconds: float = 0.0  # between heartbeats to the supervisor; 0: none
-    draft_tokens: int | None = None  # of the OpenAI routes; None: as the executor allows
+    draft_tokens: int = 0  # for one pass, of the OpenAI routes
     tool_format: str = "auto"  # of the model's calls: `gateway.openai.formats`
     processes: bool = False  # the supervisor names each worker's process; others are refused
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for an absent kernel, then 503

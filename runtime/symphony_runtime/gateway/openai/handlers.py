@@ -86,7 +86,7 @@ class OpenAI:
         programs: Programs,
         idempotency: Idempotency,
         tool_format: str,
-        draft_tokens: int | None = None,
+        draft_tokens: int = 0,
     ) -> None:
         self.runs = runs
         self._tool_format = tool_format

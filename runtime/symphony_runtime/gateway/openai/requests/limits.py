@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
-    OPENAI_DRAFT_TOKENS,
     RUN_RESULT_BYTES_MAX,
     RUN_TICKETS_MAX,
 )
@@ -39,7 +38,6 @@ _INFILL: Final = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
-_ONE_ORDER: Final = "native"  # an executor whose sums do not depend on the rows of a pass
 _BRANCHES: Final = ("handles", "tickets", "kv_files")  # of each, one for a branch
 _AHEAD: Final = 65  # results of a branch that its ticket may hold: `program/src/branch.rs`
 _RESULT_BYTES: Final = 8  # of a token, and of each of its likeliest alternatives
@@ -64,16 +62,8 @@ class Model:
     draft_tokens: int = 0  # for one pass
 
 
-def read_model(
-    about: dict[str, Any], tool_format: str = "auto", draft_tokens: int | None = None
-) -> Model:
-    """Return the model in a kernel's `Welcome`. The other arguments are the operator's.
-
-    Without `draft_tokens`, answers are drafted only where that changes none of their bits.
-    """
-    if draft_tokens is None:
-        same = about.get("computes") == _ONE_ORDER
-        draft_tokens = OPENAI_DRAFT_TOKENS if same else 0
+def read_model(about: dict[str, Any], tool_format: str = "auto", draft_tokens: int = 0) -> Model:
+    """Return the model in a kernel's `Welcome`. The other arguments are the operator's."""
     model, embedding = about["model"], about.get("embedding") or {}
     tokenizer = json.loads(about.get("tokenizer") or b"{}")
     prefix, suffix = text_specials(tokenizer)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX, OPENAI_DRAFT_TOKENS
+from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
 from symphony_runtime.config.limits import USUAL, Bound, TenantLimits
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.requests.limits import (
@@ -165,22 +165,10 @@ def test_text_specials_are_the_tokenizer_templates(processor: Any, specials: Any
     assert text_specials({"post_processor": processor}) == specials
 
 
-@pytest.mark.parametrize(
-    ("computes", "given", "tokens"),
-    [
-        ("native", None, OPENAI_DRAFT_TOKENS),
-        ("native", 0, 0),
-        ("torch", None, 0),
-        ("cuda", None, 0),
-        ("torch", 5, 5),
-    ],
-)
-def test_drafts_are_on_where_they_change_no_bit_or_are_asked_for(
-    computes: str, given: int | None, tokens: int
-) -> None:
+def test_drafts_are_off_unless_the_operator_wants_them() -> None:
     about = {"model": {"name": "m", "vocab_size": 5, "eos": [1], "max_context": 9}}
-    model = read_model({**about, "computes": computes}, draft_tokens=given)
-    assert model.draft_tokens == tokens
+    assert read_model(about).draft_tokens == 0
+    assert read_model(about, draft_tokens=5).draft_tokens == 5
 
 
 def test_text_prefix_without_a_tokenizer_is_empty() -> None:
