@@ -17,7 +17,7 @@ recur, its last token asks for that. Each answer has as many tokens as the text:
 
 One server has `--draft-tokens N`, the other 0. The one that is not measured is stopped (SIGSTOP).
 Which one is first alternates. All answers must be the text, to the token; otherwise the command
-fails. Told are the medians of the rounds' ratios (time without drafts over time with them: above 1
+fails. It prints the medians of the rounds' ratios (time without drafts over time with them: above 1
 drafts are faster), the least and the most, the same of processor time, which other loads of the
 machine disturb less, and drafted and accepted tokens. In `mixed` the times are the plain streams'.
 """

@@ -60,7 +60,7 @@ AIMS_US = {("chain", 64): 300.0, ("mixed", 64): 600.0}
 _PAGES, _PROMPT, _CHUNK = 24_576, 512, 32
 _TREE = [-1, 0, 0, 1, 1, 2, 2]
 _WARM_STEPS = 20
-_PROMPTS = 3  # streams of prompts, so that each mixed step has one
+_PROMPTS = 3  # streams of prompts; at 64 rows and more few steps have one
 _STEP_SECONDS = 0.008
 _CONFIG = ModelConfig(
     vocab_size=256, hidden_size=64, intermediate_size=64, layers=1, heads=1, kv_heads=1,

@@ -199,7 +199,7 @@ def make_executor(
     dtype = configuration.dtype
     if dtype == "auto" and on_host and emulates_bf16():
         dtype = "fp32"
-        _log.info("--dtype auto is fp32 on this processor: it has no products of bf16")
+        _log.info("--dtype auto is fp32: torch computes, and emulates bf16 without AVX-512")
     if configuration.model != TINY:
         check_model(directory, dtype)
     assets = load_assets(directory, dtype, name)

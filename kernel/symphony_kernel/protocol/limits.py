@@ -334,7 +334,7 @@ PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500  # that a request may ask for
 # --- The OpenAI routes (gateway) -----------------------------------------------------------------
 OPENAI_COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's
-OPENAI_DRAFT_TOKENS_MAX = 64  # that an operator may set: as many results as a ticket has ahead
+OPENAI_DRAFT_TOKENS_MAX = 64  # of --draft-tokens: the results that a ticket may have ahead
 OPENAI_STOPS_MAX = 16  # texts, and tokens, that end a completion
 OPENAI_STOP_CHARACTERS_MAX = 1_024  # of each text
 OPENAI_METADATA_MAX = 16  # entries, which the server ignores

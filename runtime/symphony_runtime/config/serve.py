@@ -108,7 +108,7 @@ class ServeOptions(StrictModel):
     )
     draft_tokens: int = _flag(
         0,
-        "drafted for one pass by the OpenAI routes, for instance 13; 0: none",
+        "most tokens that the OpenAI and Anthropic routes draft a pass, for instance 13; 0: none",
         ge=0,
         le=n.OPENAI_DRAFT_TOKENS_MAX,
     )

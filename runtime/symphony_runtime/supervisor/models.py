@@ -38,8 +38,8 @@ class ModelPlaces:
     def socket(self) -> str:
         return str(self.run / "kernel.sock")
 
-    def told(self) -> dict[str, Any]:
-        """Return what the gateway gets to know of one of several models."""
+    def gateway_config(self) -> dict[str, Any]:
+        """Return the gateway's configuration of one of several models."""
         workers = self.worker_names
         return {
             "name": self.name, "kernel": self.kernel, "socket": self.socket, "workers": workers

@@ -204,7 +204,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "secrets": to_kernel,
         "secret": gateway_secret,
         "kernel_socket": models[0].socket,
-        "models": [each.told() for each in models] if len(models) > 1 else [],
+        "models": [each.gateway_config() for each in models] if len(models) > 1 else [],
         "socket": gateway_socket,
         "processes": True,
         **beat,
