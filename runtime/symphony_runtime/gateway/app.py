@@ -85,6 +85,7 @@ from symphony_runtime.gateway.tenancy.authentication import (
 )
 from symphony_runtime.gateway.tenancy.deletion import TenantDeletion, unload
 from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
+from symphony_runtime.gateway.tenancy.unserved_kv import UnservedKV
 from symphony_runtime.languages.language import SHIPPED, Language
 
 _log = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ async def serve(
         adapters = runs.adapters = Adapters(store, files, limits, config.data_dir, runs.kernel)
         deletion = TenantDeletion(
             store, members, administration, programs, channels, retention,
-            idempotency.forget_tenant, batches, adapters.forget_tenant,
+            idempotency.forget_tenant, batches, adapters.forget_tenant, UnservedKV.of(config),
         )  # fmt: skip
         await deletion.reload()
         if store.shared:

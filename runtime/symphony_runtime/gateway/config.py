@@ -67,6 +67,7 @@ class GatewayConfig:
     host: str
     port: int  # 0: any free port
     models: tuple[ModelConfig, ...] = ()  # of a server with several, the default first
+    kv_directories: tuple[Path, ...] = ()  # of the models' KV files
     tls_cert: Path | None = None  # with `tls_key`: TLS; see `symphony_runtime.config.transport`
     tls_key: Path | None = None
     behind_proxy: bool = False
@@ -114,6 +115,7 @@ class GatewayConfig:
                 kernel_socket=Path(values.pop("kernel_socket")),
                 data_dir=Path(values.pop("data_dir")),
                 models=tuple(ModelConfig.parse(each) for each in values.pop("models", [])),
+                kv_directories=tuple(map(Path, values.pop("kv_directories", []))),
                 tls_cert=_path(values.pop("tls_cert", None)),
                 tls_key=_path(values.pop("tls_key", None)),
                 tools=parse_tools(values.pop("tools", {})),

@@ -10,6 +10,7 @@ So a model finds its files again, with any other models next to it and in any or
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,16 +96,13 @@ def kv_directories(data_dir: Path, models: list[ModelChoice]) -> dict[str, Path]
 
 
 def _owner_of(kv: Path, models: list[ModelChoice]) -> str:
-    """Return the name of the model that the first readable file is of, else of the first model."""
-    for path in sorted(kv.glob(f"*/*{_SUFFIX}")):
-        made_by = _model_of(path)
-        if made_by is None:
-            continue
-        for model in models:
-            if made_by in (model.name, own_name(model.source)):
-                return model.name
-        break
-    return models[0].name
+    """Return the name of the model that most files are of, else of the first one."""
+    counts = Counter(_model_of(path) for path in kv.glob(f"*/*{_SUFFIX}"))
+
+    def files(model: ModelChoice) -> int:
+        return sum(counts[name] for name in {model.name, own_name(model.source)})
+
+    return max(models, key=files).name
 
 
 def _model_of(path: Path) -> str | None:

@@ -205,6 +205,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "secret": gateway_secret,
         "kernel_socket": models[0].socket,
         "models": [each.gateway_config() for each in models] if len(models) > 1 else [],
+        "kv_directories": [str(each.kv) for each in models],
         "socket": gateway_socket,
         "processes": True,
         **beat,
@@ -225,7 +226,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
                     "secrets": {"gateway": gateway_secret}
                     | {name: to_kernel[name] for name in each.worker_names},
                     **beat,
-                    **_kernel_config(options, each, run_dir),
+                    **_kernel_config(options, each, run_dir, len(models)),
                 },
                 kernel_environment,
             )
@@ -261,13 +262,17 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
     ]
 
 
-def _kernel_config(options: ServeOptions, model: ModelPlaces, run_dir: Path) -> dict[str, Any]:
+def _kernel_config(
+    options: ServeOptions, model: ModelPlaces, run_dir: Path, models: int
+) -> dict[str, Any]:
     return {name: getattr(options, name) for name in _KERNEL_OPTIONS} | {
         "processes": True,
         "model": model.source,
         "name": model.name,
         "socket": model.socket,
         "disk_directory": str(options.data_dir),
+        # The budget is of all models; each takes at most half of its part for its disk tier.
+        "disk_bytes_max": options.disk_bytes_max and options.disk_bytes_max // models,
         "kv": str(model.kv),
         "disk_reserve_bytes": _reserve(options),
         "journal": str(model.run / "journal") if options.journal else None,

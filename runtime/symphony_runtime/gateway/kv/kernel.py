@@ -48,11 +48,13 @@ async def ask_kernel(request: web.Request, what: str, **args: Any) -> Any:
 def model_of(request: web.Request) -> ServedModel:
     """Return the model whose files a request is about: `model` of the query, or the default.
 
-    Raises Problem: 404, there is no such model.
+    Raises Problem: 404, there is no such model; 503, the kernel has not said its name yet.
     """
-    models, name = services(request).runs.models, request.query.get("model")
-    model = models.default if name is None else models.find(name)
+    runs, name = services(request).runs, request.query.get("model")
+    model = runs.models.default if name is None else runs.models.find(name)
     if model is None:
+        if not runs.models.named:
+            raise runs.admission.unavailable("kernel", "the kernel is not ready")
         raise not_found("model", name or "")
     return model
 

@@ -4,11 +4,14 @@ A run belongs to one model: its programs call that model's kernel, and run in it
 tenant's and not a run's (limits, weights, names) every kernel gets.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
+
+_ANSWER_SECONDS = 5.0  # of each kernel, where all are asked
 
 
 class ServedModel:
@@ -54,6 +57,11 @@ class Models(Sequence[ServedModel]):
     def default(self) -> ServedModel:
         return self._models[0]
 
+    @property
+    def named(self) -> bool:
+        """Whether all names are known: one that a kernel says is not before its first link."""
+        return all(model.name for model in self._models)
+
     def find(self, name: str) -> ServedModel | None:
         return next((model for model in self._models if model.name == name), None)
 
@@ -72,15 +80,26 @@ class Models(Sequence[ServedModel]):
         """
         if len(self._models) == 1:
             return [await self._models[0].kernel.ask(what, **args)]
-        found, away = [], KernelAwayError("no kernel is ready")
-        for model in self._there():
-            try:
-                found.append(await model.kernel.ask(what, **args))
-            except KernelAwayError as error:
-                away = error
+        # One that hangs must not hold up what is asked of the others.
+        answers = await asyncio.gather(
+            *(self._ask_in_time(model.kernel, what, args) for model in self._there()),
+            return_exceptions=True,
+        )
+        failed = [each for each in answers if isinstance(each, BaseException)]
+        for error in failed:
+            if not isinstance(error, KernelAwayError):
+                raise error
+        found = [each for each in answers if not isinstance(each, BaseException)]
         if not found:
-            raise away
+            raise failed[0] if failed else KernelAwayError("no kernel is ready")
         return found
+
+    async def _ask_in_time(self, kernel: KernelLink, what: str, args: dict[str, Any]) -> Any:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await kernel.ask(what, **args)
+        except TimeoutError:
+            raise KernelAwayError(f"no answer within {_ANSWER_SECONDS} s") from None
 
     async def waiting(self) -> dict[str, Any]:
         """Return the waiting tokens of all kernels (`Scheduler.waiting`); raise as `ask_each`."""

@@ -312,9 +312,11 @@ class Runs:
 
     # -- Starting ------------------------------------------------------------------------------
     def _model(self, name: str) -> ServedModel:
-        """Return the model of a name, the default for none; Problem 404."""
+        """Return the model of a name, the default for none; Problem 404, 503 if it is not known."""
         model = self.models.find(name) if name else self.models.default
         if model is None:
+            if not self.models.named:
+                raise self.admission.unavailable("kernel", "the kernel is not ready")
             raise not_found("model", name)
         return model
 

@@ -32,6 +32,7 @@ from symphony_runtime.gateway.storage.deletion_steps import delete_in_steps, del
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.administration import Administration
 from symphony_runtime.gateway.tenancy.tenants import Change, not_empty
+from symphony_runtime.gateway.tenancy.unserved_kv import UnservedKV
 
 _log = logging.getLogger(__name__)
 _NAMES = 500  # of KV files, in one request
@@ -71,6 +72,7 @@ class TenantDeletion:
         forget_keys: Callable[[str], Awaitable[None]],
         batches: TenantBatches,
         forget_adapters: ForgetAdapters,
+        unserved: UnservedKV,
     ) -> None:
         """`forget_keys` deletes the keys of requests of a tenant that makes none."""
         self.members = members
@@ -83,6 +85,7 @@ class TenantDeletion:
         self._forget_keys = forget_keys
         self._batches = batches
         self._forget_adapters = forget_adapters
+        self._unserved = unserved
         self.on_forgotten: Callable[[str], None] | None = (
             None  # gets a tenant that is forgotten here
         )
@@ -142,6 +145,7 @@ class TenantDeletion:
             raise unavailable("a run of the tenant has not ended yet: ask again")
         await self._batches.forget_tenant(tenant, rows=rows)
         await self._forget_kv(tenant)
+        await asyncio.to_thread(self._unserved.forget_tenant, tenant)
         await self._forget_adapters(tenant, rows=rows)
         await self._programs.forget_tenant(tenant, rows=rows)
         unload(self._runs, tenant, f"{tenant}/")
@@ -182,7 +186,8 @@ class TenantDeletion:
         left = ["live runs"] if self._runs.live(tenant) else []
         try:
             kernels = [model.kernel for model in self._runs.models]
-            if any([await kernel.ask("kv_list", tenant=tenant, limit=1) for kernel in kernels]):
+            named = [await kernel.ask("kv_list", tenant=tenant, limit=1) for kernel in kernels]
+            if any(named) or await asyncio.to_thread(self._unserved.has, tenant):
                 left.append("KV files")
         except KernelAwayError as error:
             raise unavailable(str(error)) from error

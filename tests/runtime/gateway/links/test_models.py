@@ -1,5 +1,6 @@
 """Several models in the gateway: which one a name or a worker is of, and what all kernels say."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,8 @@ class Kernel:
 
     async def ask(self, what: str, **args: Any) -> Any:
         assert (what, args) in (("waiting", {}), ("lips", {"tenant": "t"}))
+        if self._answer is None:  # it hangs
+            await asyncio.Event().wait()
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
@@ -47,10 +50,10 @@ def test_names_and_workers_find_their_model() -> None:
 
 def test_kernel_of_one_model_says_its_name() -> None:
     models = models_of(Kernel("tiny", {}), named=False)
-    assert models.default.name == "tiny"
+    assert (models.default.name, models.named) == ("tiny", True)
     assert models.find("tiny") is models.of_worker("worker-of-any-name") is models.default
     models.default.kernel.about = {}  # it was not linked yet
-    assert models.default.name == ""
+    assert (models.default.name, models.named) == ("", False)
 
 
 async def test_kernels_that_are_away_are_left_out_of_the_answers() -> None:
@@ -69,6 +72,16 @@ async def test_kernels_that_are_away_are_left_out_of_the_answers() -> None:
     refuses = Kernel("e", SyscallError(Errno.EINVAL, "no"))
     with pytest.raises(SyscallError, match="no"):
         await models_of(lips[0], refuses).ask_each("lips", tenant="t")
+
+
+async def test_kernel_that_hangs_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("symphony_runtime.gateway.links.models._ANSWER_SECONDS", 0.05)
+    hangs = Kernel("b", None)
+    assert await models_of(hangs, Kernel("a", {1: "x"})).ask_each("lips", tenant="t") == [{1: "x"}]
+    with pytest.raises(KernelAwayError, match="no answer"):
+        await models_of(hangs, hangs).ask_each("lips", tenant="t")
 
 
 async def test_waiting_tokens_are_of_all_kernels() -> None:
