@@ -195,8 +195,9 @@ async def _trace(request: web.Request, run: Run | Record) -> bytes:
     if packed is None:
         raise Problem(404, "not-traced", "the run was not traced: start it with `trace: true`")
     models = services(request).runs.models
-    model = models.find(record.model) or models.default
-    tokenizer: bytes = model.kernel.about.get("tokenizer") or b""
+    # A model that is not served any more has no tokenizer here: its tokens stay numbers.
+    model = models.find(record.model) if record.model else models.default
+    tokenizer: bytes = (model.kernel.about.get("tokenizer") if model else None) or b""
     # In a thread: a tokenizer and a trace may have many megabytes each.
     return await asyncio.to_thread(
         lambda: to_any_json(trace_events(record, packed, token_texts(tokenizer)))
