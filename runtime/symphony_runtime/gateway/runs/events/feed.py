@@ -144,7 +144,10 @@ class FeedReader:
                 async with asyncio.timeout(seconds):
                     await more
             except TimeoutError:
-                feed.waiting.remove(more)
+                pass
+            finally:
+                if more in feed.waiting:  # a change that came just now has taken it out
+                    feed.waiting.remove(more)
         if feed.closed:
             return None
         if not feed.has_all_after(self._after):  # it was too slow

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,26 @@ async def test_change_without_a_reader_is_not_kept() -> None:
     assert set(feeds._feeds) == {"other"}
     assert not feeds._feeds["other"].changes
     reader.close()
+
+
+async def test_change_that_comes_as_the_wait_ends_is_not_lost() -> None:
+    feeds = RunFeed()
+    reader = feeds.open_reader("acme", 0)
+    waiting = asyncio.create_task(reader.next(0.01))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.011, feeds.note, record(1))
+    time.sleep(0.05)  # noqa: ASYNC251 - so that both come in one turn of the loop
+    assert runs_of(await waiting) == ["run_1"]
+
+
+async def test_reader_that_is_cancelled_waits_no_more() -> None:
+    feeds = RunFeed()
+    reader = feeds.open_reader("acme", 0)
+    waiting = asyncio.create_task(reader.next(20))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not feeds._feeds["acme"].waiting
 
 
 async def test_reader_gets_a_change_when_it_comes() -> None:
