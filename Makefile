@@ -5,7 +5,7 @@
 #   make serve     the server on http://127.0.0.1:8700 until Ctrl-C
 #   make compiled  the kernel's modules compiled, after a change of them   1 min
 #   make check     format, lint, types, import direction              1 min
-#   make test      check, then the whole suite                        20 min
+#   make test      check, then the whole suite                        23 to 28 min
 #   make docs      the docs site, into build/site   seconds
 #   make console   the web console that the gateway serves, from console/   seconds
 #   make diagrams  the docs' diagrams, from tools/diagrams   seconds
@@ -139,7 +139,7 @@ build/deploy-tools: tools/install_deploy_tools.sh
 		|| echo "   they could not be fetched: their tests are skipped"
 
 test: check build/examples build/native build/compiled build/console build/clients/installed build/deploy-tools
-	@echo "== test: the whole suite, two files at a time (twenty minutes on two cores)"
+	@echo "== test: the whole suite, two files at a time (23 to 28 minutes on two cores)"
 	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 docs: $(VENV)/installed

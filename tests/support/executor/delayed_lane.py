@@ -1,6 +1,6 @@
 """A lane of copies that are made as late as possible: a stream on a CPU, for tests.
 
-Each copy waits in a queue until somebody waits for an event behind it, or for the lane. So what
+Each copy waits in a queue until an event behind it, or the lane, is waited for. So what
 reads pages, or writes over them, without that wait is wrong in every run, not in some. The
 computing stream does all at once.
 """

@@ -172,7 +172,7 @@ def test_step_does_not_wait_for_its_moves_but_who_wants_their_slots(delayed: Ran
     before = lane.made
     assert delayed.settle() == pytest.approx(3 * MILLISECONDS / 1000), "by the first move"
     delayed.host_page(20)
-    assert lane.made == before, "nobody wants these slots yet"
+    assert lane.made == before, "no reader wants these slots yet"
     wanted = bytes(delayed.host_page(11))
     assert wanted == delayed.pool[:, 2].contiguous().numpy().tobytes()
     assert before < lane.made < lane.given, "the later move is still on its way"

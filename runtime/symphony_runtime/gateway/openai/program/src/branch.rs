@@ -24,7 +24,7 @@ const LOT: u64 = 8;
 const LOT_UNREAD: u64 = 32;
 /// The same where drafts may come soon: what the server is ahead by is then thrown away.
 const LOT_BEFORE_DRAFTS: u64 = 4;
-/// After so many passes without a draft the server goes on by itself.
+/// After so many passes without a draft the server decodes without them again.
 const PASSES_WITHOUT_DRAFT: usize = 4;
 
 /// How passes are made, learned at the first one.
